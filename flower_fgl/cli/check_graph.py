@@ -257,9 +257,11 @@ def _number_notes(graph: ClientGraph, items: str) -> list[str]:
 
     ``items`` are ``nodes``, ``edges`` or ``graphs``.
     """
-    values, masks = graph.graph.targets, graph.graph.masks
-    assert values is not None
-    training = moments(values[masks["train"]])
+    # those for evaluation hold nodes of the first again, but other graphs of a set
+    parts = graph.graphs if items == "graphs" else (graph.graph,)
+    held = [part.targets for part in parts if part.targets is not None]
+    values, masks = torch.cat(held), graph.graph.masks
+    training = moments(held[0][masks["train"]])
     notes = []
     for place, found in enumerate(moments(values)):
         name, number = graph.target.names[place], len(values)

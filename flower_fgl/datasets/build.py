@@ -14,6 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import has_targets, is_file, needs_classes
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     GraphDataset,
@@ -140,7 +141,8 @@ def reading_options(config: RunConfig) -> dict[str, Any]:
     """Return the options of :class:`.Wanted` with which a run reads an owner's graph."""
     return {
         "needs_labels": not config.has_pairs,
-        "target_kind": config.target_kind,
+        # links need none of the columns, so there is nothing to choose
+        "target_kind": CLASSES if config.predicts_links else config.target_kind,
         "target_node": config.target_node,
         "target_relation": config.target_relation,
     }

@@ -52,6 +52,23 @@ def test_notes_name_unknown_few_equal_and_far_values_but_no_value(
     assert "4321" not in text
 
 
+def test_notes_on_a_set_are_about_all_of_its_graphs(tmp_path: Path) -> None:
+    number = np.arange(NODES)
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.ones((NODES, 1), dtype=np.float32),
+        edges=np.empty((0, 2), dtype=np.int64),
+        graph_of_node=number,
+        y=np.where(number % 4, 7.0, np.nan)[:, None] * [1, 0] + [0, 1],
+        target_names=np.array(["equal", "one"]),
+        graph_ids=number.astype(np.str_),
+    )
+    report = inspect_graph(tmp_path / "a.npz", SETTINGS | {"setting": "graph"})
+    assert not report.problems
+    text = " ".join(report.notes)
+    assert 'All 150 known values of "equal" are equal.' in text
+
+
 def test_what_leaves_names_all_fields_and_the_statistics(tmp_path: Path) -> None:
     report = inspect_graph(write(tmp_path), {**SETTINGS, "weight-by": "entries"})
     assert report.description is not None

@@ -336,6 +336,7 @@ def test_target_kind_chooses_among_columns_of_edges(tmp_path: Path) -> None:
         assert report.description.class_names == names
         assert any(f"the run predicts {kind}" in note for note in report.notes)
     assert "several kinds" in inspect_graph(folder, {"setting": "edge"}).problems[0]
+    assert not inspect_graph(folder, {"setting": "link"}).problems  # needs neither
 
 
 @pytest.mark.parametrize("name", ["graph.npz", "graph/nodes.csv"])
