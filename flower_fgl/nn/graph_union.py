@@ -109,11 +109,12 @@ def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
     """Concatenate ranges of integers, given by ``first`` and ``count`` (g,).
 
     These are ``first[0], first[0] + 1, …`` for ``count[0]`` numbers, then the next
-    range.
+    range. The result has the type of both, as features of a million molecules have 54
+    million entries.
     """
-    ends = count.cumsum(0)
+    ends = count.cumsum(0, dtype=count.dtype)
     shift = torch.repeat_interleave(first - ends + count, count)
-    return torch.arange(len(shift), device=shift.device) + shift
+    return shift.add_(torch.arange(len(shift), dtype=shift.dtype, device=shift.device))
 
 
 def select_rows(x: Tensor, node_ids: Tensor) -> Tensor:

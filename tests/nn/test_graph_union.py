@@ -87,3 +87,11 @@ def test_rows_of_sparse_features_are_those_of_dense_ones() -> None:
     dense = torch.tensor([[0.0, 1, 2], [0, 0, 0], [3, 0, 4], [0, 5, 0]])
     rows = torch.tensor([2, 1, 0, 2])
     assert torch.equal(select_rows(sparse(dense), rows).to_dense(), dense[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ranges_follow_each_other_in_their_own_type(dtype: torch.dtype) -> None:
+    first, count = torch.tensor([[7, 0, 3], [2, 0, 4]], dtype=dtype)
+    expected = torch.tensor([7, 8, 3, 4, 5, 6], dtype=dtype)
+    assert torch.equal(concatenated_ranges(first, count), expected)
+    assert first.tolist() == [7, 0, 3]
