@@ -43,7 +43,7 @@ from flower_fgl.datasets.graph_files.npz import (
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS
-from flower_fgl.datasets.graph_files.set_csv import read_set_folder
+from flower_fgl.datasets.graph_files.set_csv import check_number, read_set_folder
 from flower_fgl.datasets.graph_files.target_arrays import (
     TARGET_KEYS,
     TargetValues,
@@ -61,7 +61,6 @@ __all__ = ["OwnedSet", "inspect_graph_set", "load_graph_set"]
 
 INPUTS = ("x", *SPARSE_KEYS, "edge_index", "edges", "edge_attr", "edge_attr_names")
 TYPES = (*TYPE_KEYS, *SCHEMA_KEYS[:3], "private_relations")
-MOST_GRAPHS = 10**6
 SET_KEYS = frozenset(
     [
         *INPUTS,
@@ -209,11 +208,7 @@ def graph_numbers(arrays: Mapping[str, Array], where: str) -> Array:
 def check_graphs(graph_of_node: Array, ids: tuple[str, ...], where: str) -> None:
     """Reject too many graphs, graphs without nodes, and nodes of an unknown graph."""
     number = len(ids)
-    if number > MOST_GRAPHS:
-        raise DataError(
-            f"{where} holds {number:,} graphs, the limit is {MOST_GRAPHS:,}. Split the "
-            "file, or leave some out."
-        )
+    check_number(number, where)
     if (last := int(graph_of_node[-1])) >= number:
         raise DataError(
             f"{where}: graph_of_node names graph {last}, but graphs are numbered 0 to "

@@ -64,9 +64,10 @@ from flower_fgl.datasets.graph_files.typed_csv import edge_notes
 from flower_fgl.datasets.graph_files.write import graph_arrays
 from flower_fgl.datasets.transforms.typed import NodeTable, typed_union
 
-__all__ = ["drop_unreadable", "inchikeys", "read_set_folder"]
+__all__ = ["check_number", "drop_unreadable", "inchikeys", "read_set_folder"]
 
 
+MOST_GRAPHS = 10**6
 GRAPH_COLUMNS = ("id", "key", "label", "split", "smiles")
 NOT_READ = ("label", "time", "split")
 """Columns that ``edges.csv`` of one graph may have, and that of a set may not."""
@@ -96,6 +97,7 @@ def read_set_folder(
     )
     if graphs is None:
         return {}
+    check_number(len(graphs.lines), graphs.where)  # before other tables fill the memory
     attempt(_reject_features, graphs)
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
@@ -120,6 +122,15 @@ def read_set_folder(
         if more is not None:
             arrays["notes"] = np.concatenate([arrays["notes"], more])
     return {key: found for key, found in arrays.items() if found is not None}
+
+
+def check_number(number: int, where: str) -> None:
+    """Reject too many graphs."""
+    if number > MOST_GRAPHS:
+        raise DataError(
+            f"{where} holds {number:,} graphs, the limit is {MOST_GRAPHS:,}. Split the "
+            "file, or leave some out."
+        )
 
 
 def _reject_features(graphs: Table) -> None:

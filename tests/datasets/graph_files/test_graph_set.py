@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files import set_csv
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set, load_graph_set
 from tests.support.graph_sets import set_arrays, write_set, write_tables
@@ -201,6 +202,28 @@ def test_features_of_edges_stay_with_their_edges(tmp_path: Path) -> None:
     assert messages.feature_names == ("order",)
 
 
+def test_shuffled_tables_join_the_nodes_that_their_ids_name(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    names = [f"n{k}" for k in range(6)]
+    nodes = [(graph, name) for graph in range(30) for name in names[: 2 + graph % 4]]
+    draw.shuffle(nodes)  # so that graphs go back and forth, and share ids
+    nodes = [(int(graph), name) for graph, name in nodes]
+    value = {node: place for place, node in enumerate(nodes)}
+    pairs = {(g, "n0", name) for g, name in nodes if name != "n0"}
+    edges = draw.permutation(sorted(pairs)).tolist()
+    path = folder(
+        tmp_path,
+        graphs="id,target\n" + "\n".join(f"{g},{g}" for g in range(30)),
+        nodes="graph,id,f\n" + "\n".join(f"{g},{n},{value[g, n]}" for g, n in nodes),
+        edges="graph,source,target\n" + "\n".join(map(",".join, edges)),
+    )
+    data = load_graph_set(path).dataset
+    found = data.x.flatten()[data.edge_index].long().T.tolist()
+    ends = [(value[int(g), a], value[int(g), b]) for g, a, b in edges]
+    assert sorted(map(tuple, found)) == sorted(ends + [end[::-1] for end in ends])
+    assert data.batch.tolist() == sorted(graph for graph, _ in nodes)
+
+
 @pytest.mark.parametrize(
     ("table", "old", "new", "message"),
     [
@@ -289,4 +312,13 @@ def test_a_million_graphs_take_bounded_memory(tmp_path: Path) -> None:
     one_more |= {"y": np.zeros(number + 1, dtype=int)}
     np.savez(path, **one_more)
     with pytest.raises(DataError, match="1,000,001 graphs, the limit is 1,000,000"):
+        load_graph_set(path)
+
+
+def test_too_many_graphs_are_refused_before_other_tables_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_csv, "MOST_GRAPHS", 2)
+    path = folder(tmp_path, nodes=None)
+    with pytest.raises(DataError, match=r"graphs\.csv holds 3 graphs, the limit is 2"):
         load_graph_set(path)
