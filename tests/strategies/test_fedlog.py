@@ -11,6 +11,7 @@ from flower_fgl import simulate
 from flower_fgl.algorithms.fedlog.matching import RandomNets
 from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.targets import Target
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload
 from flower_fgl.strategies.base import Upload
@@ -37,6 +38,7 @@ def server(**settings: Any) -> Any:
     strategy = METHODS["fedlog"].load_strategy()(config)
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]
         num_classes=C,
+        target=Target.classes(tuple(map(str, range(C)))),
         num_features=D,
         clients={pid: SimpleNamespace(model="graphsage") for pid in range(3)},
     )
