@@ -250,10 +250,9 @@ class StackedTrainer(Trainer):
         group, (first, *_) = self.group, self.group.clients
         template = build_parts(first)
         states = [one.tensors for one in downloads]
+        # products with column-major weights take a fifth less
         for weight in template.generator.parameters() if template.generator else ():
-            if (
-                weight.dim() == 2
-            ):  # products with column-major weights take a fifth less
+            if weight.dim() == 2:
                 weight.data = weight.data.t().contiguous().t()
         shared = stack_module(template.shared, states)
         generator, own = shared.generator, None
