@@ -227,7 +227,7 @@ def make_optimizer(
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     turn_for_steps(optimizer)
     clip_steps(optimizer, config)
-    return optimizer if lr is None else optimizers.quick(optimizer)
+    return optimizers.quick(optimizer)
 
 
 def turn_for_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -79,6 +79,17 @@ def test_column_major_weights_are_stepped_in_place_as_row_major_ones(name: str) 
         torch.testing.assert_close(found[1][key], tensor)
 
 
+def test_moments_of_weights_without_gradient_become_zero() -> None:
+    config = parse_config({"optimizer": "adam", "weight-decay": 0.0})
+    model = torch.nn.Linear(3, 5)
+    optimizer = make_optimizer(model, config)
+    for step in range(900):  # those of torch are 1e-42, with which processors are slow
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, float(step == 0))
+        optimizer.step()
+    assert torch.equal(optimizer.state[model.weight]["exp_avg"], torch.zeros(5, 3))
+
+
 def test_training_is_plain_cross_entropy_descent(
     data: TrainingSet, config: RunConfig
 ) -> None:
