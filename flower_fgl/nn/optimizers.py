@@ -5,6 +5,7 @@ long as importing torch. The functions that they wrap compute the same.
 """
 
 import inspect
+import weakref
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -41,11 +42,14 @@ def quick(optimizer: Optimizer) -> Optimizer:
     moments of a weight whose gradient stays zero decay, after 800 steps to numbers below
     1e-38. Processors take ten times as long for those; a quick step makes them zero.
     """
-    vars(optimizer)["step"] = partial(_step, optimizer)
+    # a reference to itself would keep it, and its moments, until a search for cycles
+    vars(optimizer)["step"] = partial(_step, weakref.ref(optimizer))
     return optimizer
 
 
-def _step(optimizer: torch.optim.Optimizer) -> None:
+def _step(reference: weakref.ref[torch.optim.Optimizer]) -> None:
+    optimizer = reference()
+    assert optimizer is not None
     was_flushed = LEAST * 1.0 == 0
     torch.set_flush_denormal(True)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -62,3 +64,14 @@ def test_quick_steps_turn_moments_that_decay_below_1e_38_into_zeros() -> None:
     assert 0 < float(theirs.max()) < torch.finfo(torch.float32).tiny
     assert torch.equal(weight, expected)
     assert optimizers.LEAST * 1.0 > 0  # as before the steps
+
+
+def test_a_quick_optimizer_is_freed_without_a_search_for_cycles() -> None:
+    optimizer = quick(optimizers.Adam([torch.nn.Parameter(torch.ones(2))], fused=True))
+    reference = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert reference() is None
+    finally:
+        gc.enable()
