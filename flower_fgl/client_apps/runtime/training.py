@@ -41,6 +41,9 @@ DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 labels (b, C) if there are several, and indices (b,) of nodes or graphs; returns a
 scalar."""
 
+LONG = 500
+"""Epochs from which an optimizer's steps are quick: moments may have become tiny."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
@@ -227,7 +230,10 @@ def make_optimizer(
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     turn_for_steps(optimizer)
     clip_steps(optimizer, config)
-    return optimizers.quick(optimizer)
+    epochs = config.local_epochs * (
+        1 if config.optimizer_state == "reset" else config.rounds
+    )
+    return optimizer if lr is None and epochs < LONG else optimizers.quick(optimizer)
 
 
 def turn_for_steps(optimizer: torch.optim.Optimizer) -> None:
