@@ -22,7 +22,7 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, show_path
 from flower_fgl.core.held_kind import with_held_kind
 from flower_fgl.core.node_settings import (
     NodeSettings,
@@ -143,7 +143,6 @@ def check_graph(
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph
     from flower_fgl.cli.leaving import describe_leaving, learned_by_server
-    from flower_fgl.core.errors import show_path
 
     report = inspect_graph(graph, pairs, node)
     for number, problem in enumerate(report.problems, start=1):

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from flower_fgl.core.errors import DataError, RunError
 
-__all__ = ["hold", "make_private_folder", "replacing", "scratch_path", "sync_file"]
-__all__ += ["sync_folder", "write_file"]
+__all__ = ["cache_folder", "data_folder", "hold", "make_private_folder", "replacing"]
+__all__ += ["scratch_path", "sync_file", "sync_folder", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
