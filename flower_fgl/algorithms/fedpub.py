@@ -1,4 +1,4 @@
-"""Backbone with trained element-wise masks on its weights, for FED-PUB."""
+"""FED-PUB: masks on a backbone's weights, and the graph on which models are compared."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
 
-__all__ = ["MaskedBackbone"]
+__all__ = ["MaskedBackbone", "proxy_graph"]
+
+BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
+"""Proxy graph: number of blocks, nodes per block, edge probability within a block."""
 
 
 class MaskedBackbone(Backbone):
@@ -53,3 +57,17 @@ class MaskedBackbone(Backbone):
         """Return the logits under the masked weights."""
         out: Tensor = functional_call(self.backbone, self.effective(), (graph,))
         return out
+
+
+def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:
+    """Draw the random proxy graph on which models are compared, Baek et al., Sec. 4.1.
+
+    Returns standard normal features (500, d) and the undirected edges (2, 2E), each
+    within one of the five blocks.
+    """
+    generator = torch_generator(seed, 0, SERVER, "proxy")
+    pairs = torch.rand((BLOCKS, BLOCK_SIZE, BLOCK_SIZE), generator=generator)
+    block, source, target = (pairs < LINK_SHARE).triu(diagonal=1).nonzero().unbind(1)
+    edges = torch.stack([source, target]) + BLOCK_SIZE * block
+    x = torch.randn((BLOCKS * BLOCK_SIZE, num_features), generator=generator)
+    return x, torch.cat([edges, edges.flip(0)], dim=1)

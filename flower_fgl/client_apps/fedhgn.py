@@ -17,7 +17,7 @@ from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
+from flower_fgl.protocols.weights import AlignedWeights, Coefficients
 
 __all__ = ["FedHGNClientApp", "alignment", "coefficient_rows"]
 

@@ -17,7 +17,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.fedkd import FactoredWeights
+from flower_fgl.protocols.weights import FactoredWeights
 
 __all__ = ["FedKDClientApp"]
 

@@ -11,7 +11,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedlit import TypedWeights
+from flower_fgl.protocols.weights import TypedWeights
 
 __all__ = ["FedLITClientApp"]
 

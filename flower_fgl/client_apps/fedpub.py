@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedpub import MaskedBackbone
+from flower_fgl.algorithms.fedpub import MaskedBackbone, proxy_graph
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
@@ -30,7 +30,7 @@ from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.stacked import SharedInput
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
+from flower_fgl.protocols.weights import EmbeddedWeights
 
 __all__ = ["FedPubClientApp", "mask_penalty"]
 

@@ -13,7 +13,7 @@ from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.pfedfsl import PFedFSLSettings
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.protocols.weights import CandidateModels, ScoredModel
 
 __all__ = ["PFedFSLClientApp"]
 

@@ -172,7 +172,7 @@ class Empty(Payload):
 
 
 class TensorPayload(Payload):
-    """Base of payloads of float32 tensors: one record per field, 4 bytes per number.
+    """Base of payloads of tensors, float32 by default: one record per field.
 
     ``records`` names the records in the order of the fields. A field holds tensors by
     name, one tensor, ``None`` for an empty record, or another payload. The ``spec`` of
@@ -185,6 +185,8 @@ class TensorPayload(Payload):
     """Name of the tensor in each record of a single tensor, if not the record's name."""
     parts: ClassVar[Mapping[str, type[Payload]]] = {}
     """Payload of each record that has one."""
+    types: ClassVar[Mapping[str, torch.dtype]] = {}
+    """Type of the tensors in each record of another type than float32."""
 
     def _values(self) -> dict[str, Any]:
         """Return a payload, or tensors by name, for each record."""
@@ -218,19 +220,20 @@ class TensorPayload(Payload):
         """Read the field of a record."""
         if record in cls.parts:
             return cls.parts[record].from_record(content, shapes)
+        dtype = cls.types.get(record, torch.float32)
         if isinstance(shapes, Mapping):
-            return read_tensors(content, record, shapes)
+            return read_tensors(content, record, shapes, dtype=dtype)
         entry = cls.entries.get(record, record)
         table = {} if shapes is None else {entry: shapes}
-        return read_tensors(content, record, table).get(entry)
+        return read_tensors(content, record, table, dtype=dtype).get(entry)
 
     @property
     def num_bytes(self) -> int:
-        """4 bytes per number."""
+        """The bytes of all numbers."""
         return sum(
             value.num_bytes
             if isinstance(value, Payload)
-            else 4 * sum(tensor.numel() for tensor in value.values())
+            else sum(tensor.nbytes for tensor in value.values())
             for value in self._values().values()
         )
 
@@ -373,12 +376,13 @@ def read_tensors(
     shapes: Shapes | None = None,
     *,
     is_checked: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, Tensor]:
     """Unpack an ArrayRecord of tensors, in the order of ``shapes``, by default any.
 
-    With ``is_checked`` the numbers must be float32 and finite; without it, it is for a
-    client's own state and for payloads with their own checks. A PayloadError says that
-    the record is missing, or an entry is missing, unexpected or malformed.
+    With ``is_checked`` the numbers must be of the ``dtype`` and finite; without it, it is
+    for a client's own state and for payloads with their own checks. A PayloadError says
+    that the record is missing, or an entry is missing, unexpected or malformed.
     """
     arrays = find_record(content, record, ArrayRecord)
     if arrays is None:
@@ -396,7 +400,7 @@ def read_tensors(
     if is_checked:
         for name, tensor in tensors.items():
             shape = None if shapes is None else shapes[name]
-            check_tensor(f"{record}/{name}", tensor, shape=shape)
+            check_tensor(f"{record}/{name}", tensor, shape=shape, dtype=dtype)
     return tensors
 
 

@@ -9,6 +9,7 @@ calibrated by sums over the validation items of all clients.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -22,10 +23,7 @@ from flower_fgl.protocols.base import (
     Payload,
     Shapes,
     TensorPayload,
-    check_tensor,
     config_record,
-    read_tensors,
-    write_tensors,
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
@@ -138,7 +136,7 @@ class FinalModel(TensorPayload):
 
 
 @dataclass(frozen=True)
-class CalibrationSums(AdditivePayload):
+class CalibrationSums(TensorPayload, AdditivePayload):
     """Sums over a client's validation items, see ``algorithms/calibration.py``.
 
     Of classes 65 temperatures times 1 loss, 1 Brier score, 45 numbers of a reliability
@@ -149,10 +147,7 @@ class CalibrationSums(AdditivePayload):
 
     sums: Mapping[str, Tensor]
     records = ("calibration",)
-
-    def to_record(self) -> RecordDict:
-        """Pack into the record ``calibration``."""
-        return RecordDict({self.records[0]: write_tensors(self.sums)})
+    types = MappingProxyType({"calibration": torch.float64})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int, int]) -> Self:
@@ -162,15 +157,14 @@ class CalibrationSums(AdditivePayload):
         reliability diagram count the labels of all items.
         """
         shapes, most, labels = spec
-        found = read_tensors(content, cls.records[0], shapes, is_checked=False)
-        for name, tensor in found.items():
-            where = f"{cls.records[0]}/{name}"
-            check_tensor(where, tensor, shape=shapes[name], dtype=torch.float64)
-            limit = LARGEST if name == "nll" else most
-            limit = most * labels if name == "bins" else limit
+        found = super().from_record(content, shapes)
+        limits = {"nll": LARGEST, "bins": most * labels}
+        for name, tensor in found.sums.items():
+            limit = limits.get(name, most)
             if bool((tensor < 0).any()) or bool((tensor > limit).any()):
+                where = f"{cls.records[0]}/{name}"
                 raise PayloadError(f'"{where}" must lie from 0 to {limit:g}.')
-        return cls(found)
+        return found
 
     def summands(self, weight: float) -> Mapping[str, Tensor]:
         """Return the sums; ``weight`` does not count."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.methods.fedhgn import FedHGNSettings
-from flower_fgl.protocols.fedhgn import AlignedWeights, Coefficients
+from flower_fgl.protocols.weights import AlignedWeights, Coefficients
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 

@@ -11,7 +11,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.fedkd import FactoredWeights
+from flower_fgl.protocols.weights import FactoredWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import draw_model

@@ -8,7 +8,7 @@ from torch import nn
 
 from flower_fgl.algorithms import fedlit
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedlit import TypedWeights
+from flower_fgl.protocols.weights import TypedWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, build_own

@@ -23,7 +23,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.fedpub import EmbeddedWeights
+from flower_fgl.protocols.weights import EmbeddedWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import common_model
 from flower_fgl.strategies.personal_mix import PersonalMix

@@ -10,7 +10,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, numpy_generator, seeded
 from flower_fgl.methods.pfedfsl import PFedFSLSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.protocols.weights import CandidateModels, ScoredModel
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import common_model, draw_model

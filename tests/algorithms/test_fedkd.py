@@ -22,7 +22,7 @@ from flower_fgl.algorithms.fedkd import (
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.nn import GraphInput, build_model
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.protocols.fedkd import FactoredWeights
+from flower_fgl.protocols.weights import FactoredWeights
 
 LN3 = math.log(3)
 

@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from flower_fgl.client_apps.fedkd import FedKDClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.core.errors import FglError
-from flower_fgl.protocols.fedkd import FactoredWeights
+from flower_fgl.protocols.weights import FactoredWeights
 from tests.support.random_clients import random_client
 
 

@@ -14,7 +14,7 @@ from flower_fgl.client_apps.fedlit import FedLITClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedlit import TypedWeights
+from flower_fgl.protocols.weights import TypedWeights
 from flower_fgl.testing.case import comparable
 from tests.client_apps.test_fedpg import WIDTH, make_client
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.algorithms.fedpub import MaskedBackbone
+from flower_fgl.algorithms.fedpub import MaskedBackbone, proxy_graph
 from flower_fgl.client_apps.fedpub import (
     FedPubClientApp,
     mask_penalty,
@@ -19,7 +19,6 @@ from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedpub import proxy_graph
 from tests.client_apps.runtime.test_client import client_of
 
 

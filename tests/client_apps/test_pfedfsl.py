@@ -22,7 +22,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.targets import Target
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn import computation_graph
-from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.protocols.weights import CandidateModels, ScoredModel
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.pfedfsl import mixing_weights
 from flower_fgl.strategies.rounds.round_log import RoundLog

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.fedavg import Weights, read_alike, write_stacked
-from flower_fgl.protocols.fedpub import EmbeddedWeights
+from flower_fgl.protocols.weights import EmbeddedWeights
 
 SHAPES = {"w": (2, 3), "b": (3,), "s": (), "none": (0, 2)}
 

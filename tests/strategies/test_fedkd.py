@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.fedkd import compress
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.fedkd import FactoredWeights
+from flower_fgl.protocols.weights import FactoredWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedkd import FedKD
 from flower_fgl.strategies.rounds.round_log import RoundLog

@@ -14,7 +14,7 @@ from flower_fgl.algorithms.fedlit import CENTROIDS, CHANNEL, in_order
 from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.protocols.fedlit import TypedWeights
+from flower_fgl.protocols.weights import TypedWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedlit import FedLIT

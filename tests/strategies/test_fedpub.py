@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 
+from flower_fgl.algorithms.fedpub import proxy_graph
 from flower_fgl.algorithms.personal_mix import mix_states
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
+from flower_fgl.protocols.weights import EmbeddedWeights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedpub import FedPub, client_attention, cosines
 from tests.support.clients import federation_of

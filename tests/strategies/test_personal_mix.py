@@ -9,8 +9,7 @@ import torch
 
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
-from flower_fgl.protocols.fedpub import EmbeddedWeights
-from flower_fgl.protocols.weights import MomentWeights
+from flower_fgl.protocols.weights import EmbeddedWeights, MomentWeights
 from flower_fgl.strategies import personal_mix
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedgta import FedGTA
