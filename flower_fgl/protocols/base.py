@@ -282,11 +282,8 @@ def config_record(content: RecordDict, name: str) -> ConfigRecord:
 
 
 def round_settings(content: RecordDict) -> ConfigRecord:
-    """Return the record ``config`` of a message to a client; without it raise KeyError."""
-    record = find_record(content, CONFIG, ConfigRecord)
-    if record is None:
-        raise KeyError(CONFIG)
-    return record
+    """Return the record ``config`` of a message to a client."""
+    return config_record(content, CONFIG)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -37,26 +37,25 @@ MAX_CLASSES = 10_000
 KEY_SIZES = (0, 32, 128)
 """Bytes of no key, of a key, and of a key with an owner's identity and signature."""
 SCALES = ("none", "rows", "columns")
-EDGE_FEATURES = "num-edge-features"
-ENTRIES = "num-entries"
-PREPARED = "prepared-sha256"
-KIND, UNITS, ABOUT = "target-kind", "target-units", "about"
 SCHEMA, TYPE_FEATURES = "schema", "type-features"
 PRIVATE, HASHED = "private", "hashed:"
 """Schema of a typed graph whose owner tells none; begin of one with hashed names."""
 MAX_SCHEMA = 400_000
 """Largest number of characters of a schema."""
-_INTEGERS = {
-    "partition-id": MAX_PARTITIONS - 1,
-    "num-partitions": MAX_PARTITIONS,
-    "num-nodes": MAX_ITEMS,
-    "num-edges": MAX_EDGES,
-    "num-train": MAX_ITEMS,
-    "num-val": MAX_ITEMS,
-    "num-test": MAX_ITEMS,
-    "num-features": MAX_FEATURES,
+COUNTS = {
+    "partition_id": (UNNUMBERED, MAX_PARTITIONS - 1),
+    "num_partitions": (0, MAX_PARTITIONS),
+    "num_nodes": (0, MAX_ITEMS),
+    "num_edges": (0, MAX_EDGES),
+    "num_train": (0, MAX_ITEMS),
+    "num_val": (0, MAX_ITEMS),
+    "num_test": (0, MAX_ITEMS),
+    "num_features": (0, MAX_FEATURES),
 }
-"""Largest value of each count."""
+"""Least and largest value of each count."""
+TEXTS = ("model", "partition_sha256", "name", "scale", "features_sha256")
+OPTIONAL = ("prepared", "about")
+"""Lines of text that a description has, and that it may have."""
 ALWAYS = {"name", "scale", "public_key", "partition_sha256"}
 ALWAYS |= {"feature_names", "features_sha256"}
 """Entries of a description that are sent even if they say nothing."""
@@ -123,9 +122,7 @@ class Description(Payload):
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``; some entries only if they say something."""
         values: dict[str, Any] = {
-            PREPARED if f.name == "prepared" else kebab(f.name): (
-                list(value) if isinstance(value, tuple) else value
-            )
+            _key(f.name): list(value) if isinstance(value, tuple) else value
             for f in fields(self)
             if (value := getattr(self, f.name)) != f.default or f.name in ALWAYS
         }
@@ -135,47 +132,37 @@ class Description(Payload):
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; refuse entries that are malformed, out of range or contradictory."""
         info = config_record(content, INFO)
-        values: dict[str, Any] = {}
-        for key, most in _INTEGERS.items():
-            lowest = UNNUMBERED if key == "partition-id" else 0
-            number = _read_integer(info, key, lowest=lowest, most=most)
-            values[key.replace("-", "_")] = number
-        names, least = _read_target_names(info), values["num_train"]
-        for key, lowest, most in (
-            (EDGE_FEATURES, 1, MAX_FEATURES),
-            (ENTRIES, least, least * len(names)),
+        found: dict[str, Any] = {
+            name: _read_integer(info, kebab(name), *limits)
+            for name, limits in COUNTS.items()
+        }
+        names, least = _read_target_names(info), found["num_train"]
+        for name, *limits in (
+            ("num_edge_features", 1, MAX_FEATURES),
+            ("num_entries", least, least * len(names)),
         ):
-            if key in info:
-                number = _read_integer(info, key, lowest=lowest, most=most)
-                values[key.replace("-", "_")] = number
-        values["class_counts"] = _read_counts(info.get("class-counts"), len(names))
-        for key in ("model", "partition-sha256", "name", "scale", "features-sha256"):
-            values[key.replace("-", "_")] = _read_text(info, key)
-        width = values["num_features"] + values.get("num_edge_features", 0)
-        kind = _read_kind(info)
-        schema, type_features = _read_schema(info)
-        found = cls(
-            **values,
-            class_names=names,
-            public_key=info.get("public-key"),  # type: ignore[arg-type]
-            feature_names=_read_lines(
-                info, "feature-names", f"{width} different names or none", (0, width)
-            ),
-            prepared=_read_text(info, PREPARED) if PREPARED in info else "",
-            target_kind=kind,
-            target_units=_read_lines(
-                info,
-                UNITS,
-                f"{len(names)} units of numbers or none",
-                (0, len(names)) if kind == NUMBERS else (0,),
-                differ=False,
-            ),
-            schema=schema,
-            type_features=type_features,
-            about=_read_text(info, ABOUT) if ABOUT in info else "",
+            if kebab(name) in info:
+                found[name] = _read_integer(info, kebab(name), *limits)
+        found["class_counts"] = _read_counts(info.get("class-counts"), len(names))
+        found |= {name: _read_text(info, kebab(name)) for name in TEXTS}
+        width = found["num_features"] + found.get("num_edge_features", 0)
+        found["feature_names"] = _read_lines(
+            info, "feature-names", f"{width} different names or none", (0, width)
         )
-        found._check()
-        return found
+        found["target_kind"] = kind = _read_kind(info)
+        found["target_units"] = _read_lines(
+            info,
+            "target-units",
+            f"{len(names)} units of numbers or none",
+            (0, len(names)) if kind == NUMBERS else (0,),
+            differ=False,
+        )
+        found["schema"], found["type_features"] = _read_schema(info)
+        found |= {name: _read_text(info, _key(name), "") for name in OPTIONAL}
+        key: Any = info.get("public-key")
+        client = cls(**found, class_names=names, public_key=key)
+        client._check()
+        return client
 
     def _check(self) -> None:
         """Refuse entries that are malformed or contradict each other."""
@@ -206,7 +193,7 @@ class Description(Payload):
                 '"features-sha256" must be the hash of the feature names, or empty.'
             )
         if len(self.prepared) not in (0, 64):
-            raise PayloadError(f'"{PREPARED}" must be a hash of 64 characters.')
+            raise PayloadError('"prepared-sha256" must be a hash of 64 characters.')
 
 
 @dataclass(frozen=True)
@@ -267,9 +254,8 @@ class ClassAgreement(Payload):
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
         """Unpack; a PayloadError says that an entry is missing or out of range."""
         info = config_record(content, AGREEMENT)
-        most = MAX_PARTITIONS
-        number = _read_integer(info, "partition-id", lowest=0, most=most)
-        total = _read_integer(info, "num-partitions", lowest=1, most=most)
+        number = _read_integer(info, "partition-id", 0, MAX_PARTITIONS)
+        total = _read_integer(info, "num-partitions", 1, MAX_PARTITIONS)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
         sizes = range(MAX_FEATURES + 1)
@@ -278,7 +264,12 @@ class ClassAgreement(Payload):
         return cls(number, total, _read_target_names(info), features, schema)
 
 
-def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:
+def _key(name: str) -> str:
+    """Return the key of a description's entry."""
+    return "prepared-sha256" if name == "prepared" else kebab(name)
+
+
+def _read_integer(info: ConfigRecord, key: str, lowest: int, most: int) -> int:
     """Read an integer in a range."""
     value: Any = info.get(key)
     if type(value) is not int or not lowest <= value <= most:
@@ -293,9 +284,9 @@ def _is_line(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
-def _read_text(info: ConfigRecord, key: str) -> str:
+def _read_text(info: ConfigRecord, key: str, default: str | None = None) -> str:
     """Read one line of text."""
-    value = info.get(key)
+    value = info.get(key, default)
     if not _is_line(value):
         raise PayloadError(
             f'"{key}" must be one line of at most {MAX_TEXT} characters, got '
@@ -335,10 +326,11 @@ def _read_target_names(info: ConfigRecord) -> tuple[str, ...]:
 
 def _read_kind(info: ConfigRecord) -> TargetKind:
     """Read the kind of target, by default classes."""
-    found = [kind for kind in KINDS if kind == info.get(KIND, CLASSES)]
+    found = [kind for kind in KINDS if kind == info.get("target-kind", CLASSES)]
     if not found:
         raise PayloadError(
-            f'"{KIND}" must be one of {", ".join(KINDS)}, got {str(info.get(KIND))[:50]!r}.'
+            f'"target-kind" must be one of {", ".join(KINDS)}, got '
+            f"{str(info.get('target-kind'))[:50]!r}."
         )
     return found[0]
 
