@@ -1,7 +1,7 @@
 """Natural owners: one client per graph file or dataset, the setting ``owners``.
 
 Each owner's graph is built as in a deployment, see ``owned.py``. Then all owners agree on
-features and classes by name, with the checks of ``strategies/rounds/schema_agreement.py``.
+features and classes by name, with the checks of ``strategies/rounds/candidates.py``.
 """
 
 import hashlib

@@ -128,8 +128,8 @@ class FglStrategy(ServerHooks):
                 raise
             for pid, reason in blamed.items():
                 self.messenger.drop(pid, f"{reason}, and with it: {error}")
-                self.loop.log.forget_reply(pid)
                 self.loop.trained.pop(pid, None)
+            self.loop.log.forget(blamed)
             self._keep_finite(lambda: self.aggregate(server_round, rest))
             return rest
         return uploads
@@ -141,7 +141,7 @@ class FglStrategy(ServerHooks):
             aggregate()
             for name, tensor in self.server_state().tensors.items():
                 if not is_finite(tensor):
-                    part = name.removeprefix("kept/").partition("/")[0]
+                    part = name.removeprefix("weights/tensors/").partition("/")[0]
                     raise PayloadError(f'the aggregate ("{part}") is not finite')
         except Exception as error:
             self.load_server_state(before)
@@ -306,7 +306,6 @@ class FglStrategy(ServerHooks):
         self._late_joiners = LateJoiners(set(self.federation.turned_away))
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self.messenger, type(self), self.up)
-            self.messenger.secure = self.secure
         self.summary()
         if self.recorder is not None and not self.is_resumed:
             lines = client_lines(self.federation.clients.values())
@@ -337,7 +336,7 @@ class FglStrategy(ServerHooks):
         nodes = set(self.messenger.grid.get_node_ids())
         late = self._late_joiners
         if late.refused or late.waiting or nodes != self.federation.partitions.keys():
-            late.poll(self.messenger, nodes, server_round)
+            late.poll(self.messenger, self.secure, nodes, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or loop.owes_scores
         loop.log = RoundLog(server_round, is_scored=is_scored)

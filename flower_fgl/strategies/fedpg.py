@@ -13,15 +13,6 @@ M, ε                   ``adaptive_margin``, ``fedpg.epsilon``
 α, λ                   ``fedpg.alpha``, ``fedpg.threshold``
 L                      ``fedpg.hops``
 =====================  ==================================================
-
-===============================================  ===========================
-Algorithm 2, server                              function
-===============================================  ===========================
-draw extra uploads, Sec. III-B                   ``draw_context``
-margin of Eq. (4)                                ``adaptive_margin``
-update P̈ and θ by Eq. (4)                        ``contrastive_loss``
-personalize by Eq. (5)                           ``personalise_prototypes``
-===============================================  ===========================
 """
 
 from collections.abc import Mapping
@@ -99,7 +90,7 @@ class FedPG(FglStrategy):
         self.generator = self.trainer.generator
         self.optimizers = {"generator": self.trainer.optimizer}
         self.nothing = no_prototypes(self.table)
-        self.latest: dict[int, Upload] = {}
+        self.latest: dict[int, LocalPrototypes] = {}
         self.personal: dict[int, Prototypes] = {}
 
     def download(self, server_round: int, partition_id: int) -> Prototypes:
@@ -113,13 +104,12 @@ class FedPG(FglStrategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Train on the uploads of the round, then personalize for all clients."""
         method_config = self.config.method_config
-        received = LocalPrototypes.stack(up.payload for up in uploads.values())
-        universal = self.generate(server_round, *received)
-        latest = self.latest | dict(uploads)
-        self.latest = {pid: latest[pid] for pid in sorted(latest)}
-        values, counts = LocalPrototypes.stack(
-            upload.payload for upload in self.latest.values()
+        received = {pid: upload.payload for pid, upload in uploads.items()}
+        universal = self.generate(
+            server_round, *LocalPrototypes.stack(received.values())
         )
+        self.latest = dict(sorted((self.latest | received).items()))
+        values, counts = LocalPrototypes.stack(self.latest.values())
         present = counts > 0
         if method_config.personalized:
             made, share = personalise_prototypes(
@@ -164,9 +154,6 @@ class FedPG(FglStrategy):
     def restored(self) -> None:
         """Make payloads of the latest uploads and of every Ṗ."""
         latest: Any = self.latest
-        self.latest = {
-            pid: Upload(LocalPrototypes(**up["payload"]), up["num_examples"])
-            for pid, up in latest.items()
-        }
+        self.latest = {pid: LocalPrototypes(**own) for pid, own in latest.items()}
         personal: Any = self.personal
         self.personal = {pid: Prototypes(**own) for pid, own in personal.items()}

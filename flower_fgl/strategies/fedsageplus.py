@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from flwr.app import RecordDict
 
 from flower_fgl.core.config import RunConfig
@@ -72,8 +71,13 @@ class FedSagePlus(FedAvg):
             answers = self.messenger.ask(
                 step, GENERATE, feedback, brings_upload=is_shown
             )
-            read = self.read_state if is_shown else self.read_nothing
-            states = self.messenger.read_each(answers, read)
+            states: dict[int, Any] = self.messenger.read_each(
+                answers,
+                # in the last round clients only mend their graphs
+                self.read_state
+                if is_shown
+                else lambda _, content: read_payload(Empty, content),
+            )
             answers.clear()  # frees the messages
             if len(states) < self.config.min_replies:
                 reasons = sorted({failure.reason for failure in self.loop.log.failures})
@@ -96,11 +100,6 @@ class FedSagePlus(FedAvg):
         state = read_payload(GeneratorState, content, spec)
         self.check_upload(state)
         return state
-
-    def read_nothing(self, partition_id: int, content: RecordDict) -> GeneratorState:
-        """Read the empty reply of a client that has mended its graphs."""
-        read_payload(Empty, content)
-        return GeneratorState({}, torch.empty(0), torch.empty(0, dtype=torch.uint8))
 
     def read_gradient(self, partition_id: int, content: RecordDict) -> FeatureGradient:
         """Read the gradient that a client computed for another client's generator."""

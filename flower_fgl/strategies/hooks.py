@@ -52,17 +52,9 @@ class ServerHooks(Strategy):
     ``self.messenger.ask``, inside ``with self.phase(name, …)`` where they happen outside
     a round.
 
-    Attributes
-    ----------
-    loop : LoopState
-        State of the loop that a checkpoint stores.
-    messenger : Messenger
-        Sends messages and reads replies.
-    least_replies : int
-        Usable replies below which a round fails: ``min-replies``, or more if the
-        ``aggregation`` needs more.
-    secure : SecureExchanges or None
-        The exchanges of secure aggregation, ``None`` when it is off.
+    A checkpoint stores ``loop``. Below ``least_replies`` usable replies a round fails:
+    ``min-replies``, or more if the ``aggregation`` needs more. ``secure`` is ``None``
+    without secure aggregation.
     """
 
     down: ClassVar[type[Payload]]
@@ -71,9 +63,9 @@ class ServerHooks(Strategy):
     """Whether the reply that carries an upload also carries the client's scores."""
 
     kept: ClassVar[tuple[str, ...]] = ()
-    """Attributes that :meth:`aggregate` changes and a checkpoint stores: nested mappings,
-    lists and payloads of tensors, numbers and texts; and networks, with the optimizer that
-    ``optimizers`` has under the attribute's name."""
+    """Attributes that :meth:`aggregate` changes and a checkpoint stores, besides those of
+    the base classes: nested mappings, lists and payloads of tensors, numbers and texts; and
+    networks, with the optimizer that ``optimizers`` has under the attribute's name."""
     optimizers: Mapping[str, Optimizer] = MappingProxyType({})
 
     def __init__(
@@ -126,10 +118,7 @@ class ServerHooks(Strategy):
     def complete_round(self, server_round: int) -> bool:
         """Run further exchanges of a round, after the aggregation and before the scores.
 
-        Returns
-        -------
-        bool
-            Whether the round counts; by default it does.
+        Returns whether the round counts; by default it does.
         """
         return True
 
@@ -141,19 +130,10 @@ class ServerHooks(Strategy):
     ) -> None:
         """Aggregate the sums of secure aggregation, instead of :meth:`aggregate`.
 
-        A method whose ``up`` is an :class:`AdditivePayload` overrides it.
-
-        Parameters
-        ----------
-        sums : mapping of str to Tensor, float64
-            Sums of the clients' :meth:`AdditivePayload.summands`.
-        weights : mapping of int to float
-            Weight (``weight-by``) of each client in the sums, by partition-id.
-
-        Raises
-        ------
-        PayloadError
-            If the sums are impossible; the round fails then.
+        A method whose ``up`` is an :class:`AdditivePayload` overrides it. ``sums`` are
+        those of the clients' :meth:`AdditivePayload.summands`, float64, and ``weights``
+        the clients' (``weight-by``) in them, by partition-id. A PayloadError says that
+        the sums are impossible; the round fails then.
         """
         raise NotImplementedError(f"{type(self).__name__} needs more than sums.")
 
@@ -170,7 +150,7 @@ class ServerHooks(Strategy):
         By default these are the attributes named in ``kept``. A tensor that changes in
         place, such as a network's weight, is returned as a copy.
         """
-        found = {name: getattr(self, name) for name in self.kept}
+        found = {name: getattr(self, name) for name in self._all_kept()}
         for name, value in found.items():
             if isinstance(value, nn.Module):
                 found[name] = _training_state(value, self.optimizers[name])
@@ -180,17 +160,11 @@ class ServerHooks(Strategy):
         """Restore what :meth:`server_state` returned, exactly.
 
         Called after :meth:`prepare`, and after an aggregation that failed at any place.
-
-        Raises
-        ------
-        KeyError, ValueError, RuntimeError
-            If the state does not fit.
+        KeyError, ValueError and RuntimeError say that the state does not fit.
         """
-        found = state.tree()
-        if found.keys() != set(self.kept):
-            raise ValueError(
-                f"a state of {sorted(found)}, expected {sorted(self.kept)}"
-            )
+        found, kept = state.tree(), self._all_kept()
+        if found.keys() != set(kept):
+            raise ValueError(f"a state of {sorted(found)}, expected {sorted(kept)}")
         for name, value in found.items():
             before = getattr(self, name)
             if isinstance(before, nn.Module):
@@ -198,6 +172,12 @@ class ServerHooks(Strategy):
             else:
                 setattr(self, name, _alike(before, value))
         self.restored()
+
+    @classmethod
+    def _all_kept(cls) -> list[str]:
+        """Return the attributes that the classes of the method keep."""
+        named = [name for one in cls.__mro__ for name in vars(one).get("kept", ())]
+        return [*dict.fromkeys(named)]
 
     def restored(self) -> None:
         """Compute what follows from the attributes in ``kept``, once they are restored."""
@@ -270,23 +250,11 @@ class ServerHooks(Strategy):
         is_scored: bool = False,
         min_replies: int = 1,
     ) -> Iterator[RoundLog]:
-        """Log the exchanges inside as a phase of its own.
+        """Log the exchanges inside as a phase of its own, with a line in ``rounds.jsonl``.
 
-        Parameters
-        ----------
-        name : str
-            Value of ``phase`` in ``rounds.jsonl``.
-        server_round : int
-            Number of the line: 0 before round 1, ``rounds`` + 1 after the last.
-        is_scored : bool
-            Whether the clients' models are evaluated.
-        min_replies : int
-            Usable replies below which the line says ``failed``.
-
-        Yields
-        ------
-        RoundLog
-            Log of the phase; written to the run folder at the end.
+        The line has the ``name``, and the number ``server_round``: 0 before round 1,
+        ``rounds`` + 1 after the last. It says ``failed`` below ``min_replies`` usable
+        replies. ``is_scored`` says that the clients' models are evaluated.
         """
         phase = self.loop.log = RoundLog(server_round, is_scored=is_scored, phase=name)
         yield phase
@@ -303,17 +271,11 @@ class ServerHooks(Strategy):
         is_scored: bool | None = None,
         brings_upload: bool = True,
     ) -> list[Message]:
-        """Address each client's download to it.
+        """Address each client's download to it, for an action of the client half.
 
-        Parameters
-        ----------
-        action : str
-            Named action of the client half; empty for its training.
-        is_scored : bool, optional
-            Whether the replies carry scores; by default in rounds that evaluate the
-            clients' own models.
-        brings_upload : bool
-            Whether the replies carry numbers that ``upload-noise`` protects.
+        By default that is its training, and the replies carry scores in rounds that
+        evaluate the clients' own models. ``brings_upload`` says that they carry numbers
+        that ``upload-noise`` protects.
         """
         if is_scored is None:
             is_scored = self.loop.log.is_scored
@@ -342,8 +304,8 @@ class ServerHooks(Strategy):
         Returns whether at least ``min-replies`` did: :meth:`complete_round` of a method
         whose first exchange collects uploads without scores.
         """
+        self.loop.log.forget(self.loop.trained)
         self.loop.trained.clear()
-        self.loop.log.forget_replies()
         messages = self.train_messages(
             server_round, partition_ids, action=action, brings_upload=False
         )
@@ -355,22 +317,15 @@ class ServerHooks(Strategy):
     ) -> list[Message]:
         """Ask for the scores of the clients' own models, the aggregated one, or both.
 
-        Parameters
-        ----------
-        is_local : bool
-            Whether clients that have not sent scores in this round evaluate their own
-            model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
-            next download, with ``"refresh-all"`` all clients do. A client that never
-            trained receives that download too. With ``evaluate = "mixed"`` all clients
-            evaluate that download as it is.
-        is_global : bool
-            Whether every client evaluates the aggregated model.
+        With ``is_local`` clients that have not sent scores in this round evaluate their own
+        model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the next
+        download, with ``"refresh-all"`` all clients do. A client that never trained
+        receives that download too. With ``evaluate = "mixed"`` all clients evaluate that
+        download as it is.
 
-        Notes
-        -----
-        1. In the few-shot setting, clients without test nodes are not asked. Neither are
-           clients that were silent, until their pause is over, and clients that answered
-           an earlier evaluation without any score, because their node config demands it.
+        Not asked are, in the few-shot setting, clients without test nodes; silent clients,
+        until their pause is over; and clients that answered an earlier evaluation without
+        any score, because their node config demands it.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)

@@ -1,4 +1,7 @@
-"""The connected nodes of a run: agree on what all share, leave out those that differ."""
+"""The connected nodes of a run: agree on what all share, leave out those that differ.
+
+All results depend on names and not on the order in which nodes connect.
+"""
 
 import logging
 from collections import Counter
@@ -10,7 +13,10 @@ from flower_fgl.core.agreement import (
     Told,
     agree_classes,
     classes_apart,
+    differing_names,
+    differing_recipes,
     differing_schemas,
+    hash_names,
     odd_spellings,
 )
 from flower_fgl.core.config import RunConfig
@@ -31,16 +37,10 @@ from flower_fgl.protocols.describe import (
     Rejection,
 )
 from flower_fgl.strategies.federation import node_label
-from flower_fgl.strategies.rounds.schema_agreement import (
-    agree_features,
-    agree_width,
-    differing_features,
-    in_agreed_order,
-    number_owners,
-    without_own_name,
-)
 
-__all__ = ["Candidates", "OtherKindError", "shared", "short"]
+__all__ = ["Candidates", "OtherKindError", "agree_features", "agree_width"]
+__all__ += ["differing_features", "in_agreed_order", "match_known_client"]
+__all__ += ["number_owners", "shared", "short", "without_own_name"]
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +168,12 @@ class Candidates:
         }
         self._leave_out(other_kind)
         self._leave_out(_too_many_classes(self.described))
-        self._leave_out(_odd_spellings(self.described))
+        self._leave_out_odd("spell a {} differently from others", _odd_spellings)
         if self.config.predicts != CLASSES:
-            self._leave_out(_other_units(self.described))
+            self._leave_out_odd(
+                "measure a target in another unit than others",
+                lambda targets: agree_targets(targets)[1],
+            )
         for out in self.rejected:
             log.warning("Data owner %s does not take part: %s", out.name, out.reason)
         self._require_enough("data owners")
@@ -276,6 +279,22 @@ class Candidates:
         }
         self._leave_out(reasons)
 
+    def _leave_out_odd(
+        self, what: str, find: Callable[[Mapping[str, Target]], Mapping[str, str]]
+    ) -> None:
+        """Leave out owners whose targets are odd; a RunError if they are half of all."""
+        labels = {node: node_label(node, d) for node, d in self.described.items()}
+        targets = {labels[node]: d.target for node, d in self.described.items()}
+        odd = find(targets) if targets else {}
+        if odd and 2 * len(odd) >= len(targets):
+            text = " ".join(f"{who}: {odd[who]}" for who in sorted(odd)[:MOST_OWNERS])
+            what = what.format(next(iter(targets.values())).noun)
+            raise RunError(
+                f"{len(odd)} of {len(targets)} data owners {what}, without a majority. "
+                f"{text}"
+            )
+        self._leave_out({n: odd[who] for n, who in labels.items() if who in odd})
+
     def _leave_out(self, reasons: Mapping[int, str]) -> None:
         """Move the nodes that have a reason to the rejected ones, in order of name."""
         names = {
@@ -325,36 +344,10 @@ def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
     return reasons
 
 
-def _odd_spellings(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that spell a name differently from most."""
-    if not described:
-        return {}
-    noun = next(iter(described.values())).target.noun
-    names = {node_label(node, d): d.target.names for node, d in described.items()}
-    odd = odd_spellings(names, noun=noun)
-    return _unless_many(described, odd, f"spell a {noun} differently from others")
-
-
-def _other_units(described: Mapping[int, Description]) -> dict[int, str]:
-    """Return why owners are left out that measure a number in another unit than most."""
-    if not described:
-        return {}
-    targets = {node_label(node, d): d.target for node, d in described.items()}
-    _, odd = agree_targets(targets)
-    return _unless_many(described, odd, "measure a target in another unit than others")
-
-
-def _unless_many(
-    described: Mapping[int, Description], odd: Mapping[str, str], what: str
-) -> dict[int, str]:
-    """Return the reasons against odd owners by node; a RunError if they are half of all."""
-    if odd and 2 * len(odd) >= len(described):
-        text = " ".join(f"{name}: {odd[name]}" for name in sorted(odd)[:MOST_OWNERS])
-        raise RunError(
-            f"{len(odd)} of {len(described)} data owners {what}, without a majority. {text}"
-        )
-    nodes = {node_label(node, d): node for node, d in described.items()}
-    return {nodes[name]: reason for name, reason in odd.items()}
+def _odd_spellings(targets: Mapping[str, Target]) -> Mapping[str, str]:
+    """Return why owners are odd that spell a name differently from most."""
+    noun = next(iter(targets.values())).noun
+    return odd_spellings({name: t.names for name, t in targets.items()}, noun=noun)
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
@@ -390,3 +383,168 @@ def _reject_duplicates(counts: Mapping[int, int]) -> None:
         f"Several nodes hold the same partition: {duplicates}. Give every SuperNode its "
         "own partition-id."
     )
+
+
+def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
+    """Assign a partition-id to every data owner, by Flower's node id.
+
+    An owner keeps that of its description; the others get the lowest free ones by name.
+    """
+    numbers = {
+        node: d.partition_id
+        for node, d in described.items()
+        if d.partition_id != UNNUMBERED
+    }
+    rest = sorted(described.keys() - numbers, key=lambda n: described[n].name)
+    taken = set(numbers.values())
+    free = (k for k in range(len(described)) if k not in taken)
+    return numbers | dict(zip(rest, free, strict=False))
+
+
+def without_own_name(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why data owners cannot take part that share a name, by node id.
+
+    Unless each of them states its partition-id, nothing orders owners of one name: Flower
+    draws its node ids anew in every run.
+    """
+    groups: dict[str, list[int]] = {}
+    for node, one in described.items():
+        if one.is_owned:
+            groups.setdefault(one.name, []).append(node)
+    return {
+        node: f'{len(nodes)} owners have the name "{name}". Give each its own in its node '
+        'config, for example name="hospital-a"; by default it is that of the file.'
+        for name, nodes in groups.items()
+        if len(nodes) > 1
+        and any(described[node].partition_id == UNNUMBERED for node in nodes)
+        for node in nodes
+    }
+
+
+def agree_width(widths: Mapping[str, int]) -> int:
+    """Return the most frequent of the feature widths d; a RunError says that none is."""
+    (width, count), *others = Counter(widths.values()).most_common()
+    if others and others[0][1] == count:
+        text = ", ".join(f"{name}: {w}" for name, w in sorted(widths.items()))
+        raise RunError(
+            f"The data owners' graphs have different feature widths without a majority "
+            f"({text}). Agree on the features, and check every file with "
+            "flower-fgl check-graph."
+        )
+    return width
+
+
+def agree_features(described: Mapping[str, Description]) -> Description | None:
+    """Return a data owner, by label, whose features most data owners have.
+
+    Features are compared by name, in any order, if the names are shared, and else by the
+    hash of the names in their order. The first one of the majority is returned, of those
+    with the most frequent recipe if some graphs were prepared, or ``None`` if no graph
+    has names of its features. A RunError says that no majority decides.
+    """
+    named = {label: d for label, d in described.items() if d.features_sha256}
+    groups: dict[object, list[str]] = {}
+    for label, one in named.items():
+        key = frozenset(one.feature_names) or one.features_sha256
+        groups.setdefault(key, []).append(label)
+    if not groups:
+        return None
+    first, *others = sorted(groups.values(), key=len, reverse=True)
+    if others and len(others[0]) == len(first):
+        reason = differing_features(named[others[0][0]], named[first[0]])
+        raise RunError(
+            "The data owners' graphs have different features without a majority. "
+            f"{others[0][0]} against {first[0]}: {reason}"
+        )
+    recipes = Counter(named[label].prepared for label in first)
+    recipes.pop("", None)
+    most = recipes.most_common(2) or [("", 0)]
+    one = next(named[n] for n in first if named[n].prepared == most[0][0])
+    if len(most) > 1 and most[1][1] == most[0][1]:
+        other = next(named[n] for n in first if named[n].prepared == most[1][0])
+        raise RunError(
+            "The data owners' graphs were prepared in different ways without a majority. "
+            f"{other.name} against {one.name}: {differing_features(other, one)}"
+        )
+    return one
+
+
+def differing_features(candidate: Description, agreed: Description) -> str:
+    """Describe how features or recipe of a data owner differ from the agreed ones.
+
+    The text is empty if they do not, or if one of the two has no names.
+    """
+    recipes = differing_recipes(candidate.prepared, agreed.prepared)
+    if not candidate.features_sha256 or not agreed.features_sha256:
+        return ""
+    if candidate.features_sha256 == agreed.features_sha256:
+        return recipes
+    if candidate.feature_names and agreed.feature_names:
+        text = differing_names(candidate.feature_names, agreed.feature_names)
+        if not text:
+            return recipes
+        return f"its features differ from those of the other clients: {text}."
+    return (
+        "the names of its features, or their order, differ from those of the other "
+        "clients (another hash). Use the same columns in the same order, or set "
+        "share-feature-names = true to compare and order them by name."
+    )
+
+
+def in_agreed_order(
+    description: Description, target: Target, feature_names: tuple[str, ...] = ()
+) -> Description:
+    """Rewrite a description with the agreed target, and features in the agreed order.
+
+    The counts become C, 0 for classes that the owner does not have, and stay empty if it
+    shares none.
+    """
+    own = dict(zip(description.target.names, description.class_counts, strict=False))
+    counts = tuple(own.get(name, 0) for name in target.names) if own else ()
+    if feature_names and set(description.feature_names) == set(feature_names):
+        description = replace(
+            description,
+            feature_names=feature_names,
+            features_sha256=hash_names(feature_names),
+        )
+    return replace(
+        description,
+        class_counts=counts,
+        **target.entries,
+    )
+
+
+def match_known_client(
+    clients: Mapping[int, Description], candidate: Description
+) -> tuple[int, Description] | str | None:
+    """Find the client of the run that a connecting node is, ``None`` for an unknown node.
+
+    Returns its partition-id and its description in the agreed class order, or why it is
+    rejected. A data owner is matched by name and graph: its partition-id may differ from
+    the one in its node config if it joined late.
+    """
+    same = [
+        pid
+        for pid, client in clients.items()
+        if client.is_owned == candidate.is_owned and client.name == candidate.name
+    ]
+    claimed = [pid for pid in same if candidate.partition_id in (UNNUMBERED, pid)]
+    others = [pid for pid in same if candidate.is_owned and pid not in claimed]
+    for pid in [*claimed, *others]:
+        client, description = clients[pid], candidate
+        if client.is_owned and set(candidate.target.names) <= set(client.target.names):
+            description = replace(
+                in_agreed_order(candidate, client.target, client.feature_names),
+                partition_id=pid,
+                num_partitions=client.num_partitions,
+                model=client.model,
+            )
+        if replace(description, public_key=b"") == replace(client, public_key=b""):
+            return pid, description
+    if claimed:
+        return (
+            f"{candidate.shown} has another graph than the client of that name had when "
+            "the run began. Restore that graph, or start a new run. If it is another "
+            "owner, set a name of its own in its node config."
+        )
+    return None

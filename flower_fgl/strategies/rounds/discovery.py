@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType, RecordDict
@@ -18,10 +18,14 @@ from flower_fgl.core.targets import CLASSES
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.candidates import Candidates, shared, short
+from flower_fgl.strategies.rounds.candidates import (
+    Candidates,
+    match_known_client,
+    shared,
+    short,
+)
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import Failure
-from flower_fgl.strategies.rounds.schema_agreement import match_known_client
 
 __all__ = ["Lost", "describe_nodes", "discover", "wait_for_clients"]
 __all__ += ["wait_for_known_clients"]
@@ -236,10 +240,7 @@ def _each_reason_once(pairs: Collection[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for name, reason in pairs:
         names.setdefault(reason, []).append(name)
-    parts = []
-    for reason, named in names.items():
-        parts.append(f"{first_of(named)}: {reason}")
-    return "; ".join(parts)
+    return "; ".join(f"{first_of(each)}: {reason}" for reason, each in names.items())
 
 
 def _num_partitions(described: Mapping[int, Description]) -> int:
@@ -319,7 +320,12 @@ def discover(
         described, refused=refused, turned_away=frozenset(queried) - described.keys()
     )
     for what, value in shared(config).items():
-        _require_equal(federation, what, value)
+        groups: dict[object, list[int]] = {}
+        for pid, description in federation.clients.items():
+            groups.setdefault(value(description), []).append(pid)
+        if len(groups) > 1:
+            text = "; ".join(f"{short(v)} on clients {p}" for v, p in groups.items())
+            raise RunError(f"The clients disagree on the {what}: {text}.")
     _reject_untrainable(federation, config)
     name, known = config.positive_class, federation.target.names
     if name and name not in known and not config.has_local_heads:
@@ -334,18 +340,6 @@ def discover(
     if config.min_clients:
         _warn_of_missing_clients(federation, config)
     return federation
-
-
-def _require_equal(
-    federation: Federation, what: str, value: Callable[[Description], object]
-) -> None:
-    """Raise an error if clients differ in one property."""
-    groups: dict[object, list[int]] = {}
-    for pid, description in federation.clients.items():
-        groups.setdefault(value(description), []).append(pid)
-    if len(groups) > 1:
-        text = "; ".join(f"{short(v)} on clients {p}" for v, p in groups.items())
-        raise RunError(f"The clients disagree on the {what}: {text}.")
 
 
 def _report_single_class(federation: Federation) -> None:

@@ -5,8 +5,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -27,10 +28,9 @@ from flower_fgl.protocols.base import (
 )
 from flower_fgl.runs.writer import RunWriter
 from flower_fgl.strategies.rounds.loop_state import LoopState, note_replies
-from flower_fgl.strategies.rounds.round_log import Expected, Failure
+from flower_fgl.strategies.rounds.round_log import Exchange, Expected, Failure
 
-__all__ = ["SILENT", "Exchange", "KeyStore", "Messenger", "Upload"]
-__all__ += ["dead_worker", "pull", "send_receive"]
+__all__ = ["SILENT", "Messenger", "Upload", "dead_worker", "pull", "send_receive"]
 
 log = logging.getLogger(__name__)
 
@@ -66,32 +66,12 @@ Content = TypeVar("Content")
 Read = TypeVar("Read")
 
 
-class KeyStore(Protocol):
-    """Secure aggregation, as far as a reconnecting client needs it."""
-
-    def renew(self, partition_id: int, public_key: bytes) -> None:
-        """Store the new key of a client that reconnected."""
-
-
 @dataclass(frozen=True)
 class Upload:
     """A checked upload of one client, and its weight by the setting ``weight-by``."""
 
     payload: Any
     num_examples: float
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Replies with content of one exchange, by partition-id, ascending, and the failures.
-
-    ``seconds_wait`` counts from the last message pushed to the last reply.
-    """
-
-    replies: dict[int, Message]
-    failures: list[Failure] = field(default_factory=list)
-    seconds_send: float = 0.0
-    seconds_wait: float = 0.0
 
 
 class Messenger:
@@ -109,7 +89,6 @@ class Messenger:
         self.config = config
         self.loop = loop
         self.recorder = recorder
-        self.secure: KeyStore | None = None
         self.spreads: Sequence[float] = ()
         self._met: set[int] = set()
 
@@ -165,12 +144,7 @@ class Messenger:
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Send training messages, log failures and seconds; return the replies in order."""
         exchange = self.send(self.by_receiver(messages))
-        self.loop.log.add_exchange(
-            len(exchange.replies),
-            exchange.failures,
-            exchange.seconds_send,
-            exchange.seconds_wait,
-        )
+        self.loop.log.add_exchange(exchange)
         return exchange.replies
 
     def evaluate(self, messages: Sequence[Message]) -> dict[int, Message]:
@@ -187,17 +161,21 @@ class Messenger:
         action: str,
         payloads: Mapping[int, Payload],
         *,
+        beside: Mapping[int, Payload] = MappingProxyType({}),
         brings_upload: bool = False,
     ) -> dict[int, RecordDict]:
         """Run a query exchange; return the replies' content by partition-id, ascending.
 
         Its failures and bytes count for the current round. ``action`` is that of the
-        client half; with ``brings_upload`` the reply carries numbers that ``upload-
-        noise`` protects.
+        client half; messages also have the payloads ``beside``. With ``brings_upload``
+        the reply carries numbers that ``upload-noise`` protects.
         """
+        packed = self.pack(payloads)
+        for pid, more in beside.items():
+            packed[pid].update(more.to_record())
         messages = self.by_receiver(
             self.address(
-                self.pack(payloads),
+                packed,
                 f"{MessageType.QUERY}.{action}",
                 ConfigRecord({"server-round": server_round}),
                 server_round,

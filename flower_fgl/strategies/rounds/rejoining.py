@@ -15,15 +15,16 @@ from flower_fgl.core.targets import differing_unit
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import HASHED, UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import Federation, client_lines, node_label
-from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
-from flower_fgl.strategies.rounds.loop_state import Silence, note_replies
-from flower_fgl.strategies.rounds.messenger import Messenger
-from flower_fgl.strategies.rounds.schema_agreement import (
+from flower_fgl.strategies.rounds.candidates import (
     differing_features,
     in_agreed_order,
     match_known_client,
     without_own_name,
 )
+from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
+from flower_fgl.strategies.rounds.loop_state import LoopState, Silence, note_replies
+from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
 __all__ = ["LateJoiners", "admit_new_client"]
 
@@ -154,7 +155,11 @@ class LateJoiners:
     """New nodes that sent no description."""
 
     def poll(
-        self, messenger: Messenger, present: Collection[int], server_round: int
+        self,
+        messenger: Messenger,
+        secure: SecureExchanges | None,
+        present: Collection[int],
+        server_round: int,
     ) -> None:
         """Reconnect, admit or reject the new ones of the connected nodes before a round.
 
@@ -186,7 +191,9 @@ class LateJoiners:
             elif pid in failed or loop.federation.nodes[pid] not in present:
                 del self.waiting[node]
                 self.refused.add(loop.federation.nodes[pid])
-                _reconnect(messenger, pid, node, description)
+                _reconnect(messenger.loop, pid, node)
+                if secure is not None:
+                    secure.renew(pid, description.public_key)
 
     def _consider(
         self,
@@ -235,15 +242,10 @@ def _admit(
         log.warning("Client %s has no training nodes and is only evaluated.", pid)
 
 
-def _reconnect(
-    messenger: Messenger, partition_id: int, node: int, description: Description
-) -> None:
+def _reconnect(loop: LoopState, partition_id: int, node: int) -> None:
     """Give a client its new node id, after its SuperNode was restarted."""
-    loop = messenger.loop
     nodes = {**loop.federation.nodes, partition_id: node}
     loop.federation = replace(loop.federation, nodes=nodes)
     loop.trained.pop(partition_id, None)  # its state may be lost
     loop.silent.pop(partition_id, None)
-    if messenger.secure is not None:
-        messenger.secure.renew(partition_id, description.public_key)
     log.warning("Client %s reconnected as node %s.", partition_id, node)

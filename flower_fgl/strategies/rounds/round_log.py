@@ -8,14 +8,14 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_fgl.core.errors import FglError, PayloadError, one_line
 from flower_fgl.core.metrics import AnyScores, Scores, pool
-from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
+from flower_fgl.core.score_names import DIAGRAM
 from flower_fgl.protocols.base import (
     MAX_NAME,
     NUMBERS,
@@ -25,7 +25,7 @@ from flower_fgl.protocols.base import (
     record_bytes,
 )
 
-__all__ = ["Expected", "Failure", "RoundLog"]
+__all__ = ["Exchange", "Expected", "Failure", "RoundLog"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,19 @@ class Failure:
         """Describe the exception that reading a client's reply raised."""
         text = str(error) if isinstance(error, FglError) else repr(error)
         return cls(partition_id, text)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Replies with content of one exchange, by partition-id, ascending, and the failures.
+
+    ``seconds_wait`` counts from the last message pushed to the last reply.
+    """
+
+    replies: dict[int, Message]
+    failures: list[Failure] = field(default_factory=list)
+    seconds_send: float = 0.0
+    seconds_wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,22 +125,18 @@ class RoundLog:
                 self._bytes["down"][name] += size
                 self._client_bytes[pid]["down"] += size
 
-    def add_exchange(
-        self, num_replies: int, failures: Sequence[Failure], send: float, wait: float
-    ) -> None:
+    def add_exchange(self, exchange: Exchange) -> None:
         """Store failures and seconds of a training exchange."""
-        self._num_sampled = num_replies + len(failures)
-        self.failures += failures
-        for name, seconds in (("send", send), ("clients", 0.0), ("wait", wait)):
-            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self._num_sampled = len(exchange.replies) + len(exchange.failures)
+        self.failures += exchange.failures
+        seconds = {"send": exchange.seconds_send, "wait": exchange.seconds_wait}
+        for name, spent in {**seconds, "clients": 0.0}.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
-    def forget_replies(self) -> None:
-        """Discard the replies so far, but keep their bytes, seconds and failures."""
-        self._clients.clear()
-
-    def forget_reply(self, pid: int) -> None:
-        """Discard the reply of one client, but keep its bytes and scores."""
-        self._clients.pop(pid, None)
+    def forget(self, pids: Iterable[int]) -> None:
+        """Discard the replies of clients, but keep their bytes, seconds and scores."""
+        for pid in pids:
+            self._clients.pop(pid, None)
 
     def expect(self, pids: Iterable[int], modes: Iterable[str]) -> None:
         """Store which models clients were asked to evaluate; other scores are refused."""
@@ -347,11 +356,6 @@ def _read_scores(
         from flower_fgl.protocols.number_scores import read_number_scores
 
         return read_number_scores(where, values, std)
-    return Scores(
-        num_nodes=int(values["num_nodes"]),
-        accuracy=values["accuracy"],
-        macro_f1=values["macro_f1"],
-        macro_recall=values["macro_recall"],
-        **{n: values[n] for n in EXTRA_SCORES if n in values},
-        reliability=tuple(values.get("reliability", ())),
-    )
+    bins = tuple(values.get("reliability", ()))
+    number = int(values["num_nodes"])
+    return Scores(**{**values, "num_nodes": number, "reliability": bins})

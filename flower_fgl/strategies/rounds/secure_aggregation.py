@@ -1,8 +1,7 @@
 """The server's exchanges of secure aggregation before and after the training exchange."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import RecordDict
@@ -20,25 +19,6 @@ from flower_fgl.protocols.secure_aggregation.server import SecureRound
 from flower_fgl.strategies.rounds.messenger import Messenger
 
 __all__ = ["SecureExchanges"]
-
-
-@dataclass(frozen=True)
-class _Joined(Payload):
-    """Several payloads in one message."""
-
-    parts: tuple[Payload, ...]
-
-    def to_record(self) -> RecordDict:
-        """Pack the records of all payloads."""
-        content = RecordDict()
-        for part in self.parts:
-            content.update(part.to_record())
-        return content
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Raise an error: each part is read on its own."""
-        raise NotImplementedError
 
 
 class SecureExchanges:
@@ -170,15 +150,15 @@ class SecureExchanges:
                 "aggregation, but their neighbours need their part"
             )
         ids = self.open(server_round, sorted(payloads))
-        asked: dict[int, Payload] = {
-            pid: _Joined((payloads[pid], self._peers[pid])) for pid in ids
-        }
         self._shapes = up.summand_shapes(spec)
         number = 1 + num_entries(self._shapes)
         uploads = {}
         if len(ids) == len(payloads):
+            answers = self._messenger.ask(
+                server_round, action, payloads, beside=self._peers, brings_upload=True
+            )
             uploads = self._messenger.read_each(
-                self._messenger.ask(server_round, action, asked, brings_upload=True),
+                answers,
                 lambda _, content: read_payload(messages.MaskedUpload, content, number),
             )
         if len(uploads) < len(payloads):

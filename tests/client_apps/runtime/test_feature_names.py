@@ -29,7 +29,7 @@ from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import ClassAgreement, Description
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.simulation.prediction import predict_graph
-from flower_fgl.strategies.rounds.schema_agreement import agree_features
+from flower_fgl.strategies.rounds.candidates import agree_features
 from tests.client_apps.runtime.test_owners import saved, without_names
 from tests.support.owners import owner_graphs, run_owners
 

@@ -30,7 +30,7 @@ from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.writer import RunWriter
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import task_identity
-from flower_fgl.strategies.rounds.schema_agreement import (
+from flower_fgl.strategies.rounds.candidates import (
     agree_width,
     in_agreed_order,
     number_owners,

@@ -16,9 +16,8 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.candidates import Candidates
+from flower_fgl.strategies.rounds.candidates import Candidates, match_known_client
 from flower_fgl.strategies.rounds.rejoining import admit_new_client
-from flower_fgl.strategies.rounds.schema_agreement import match_known_client
 from tests.client_apps.runtime.test_owners import saved
 from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
 from tests.support.clients import federation_of
