@@ -35,7 +35,7 @@ from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
 __all__ = ["CONFIG", "DESCRIBE", "INFO", "LARGEST", "MAX_NAME", "METRICS", "RESUME"]
 __all__ += ["Empty", "Payload", "ReplyMetrics", "TensorPayload", "check_size"]
 __all__ += ["check_tensor", "pack_bits", "read_loss", "read_metrics", "read_payload"]
-__all__ += ["read_scores", "read_tensors", "record_bytes", "unpack_bits"]
+__all__ += ["read_tensors", "record_bytes", "unpack_bits"]
 __all__ += ["write_metrics", "write_scores", "write_tensors"]
 
 CONFIG = "config"
@@ -560,11 +560,6 @@ def _read_number(key: str, value: object) -> float:
     if not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise PayloadError(f'"{key}" must be a finite number, got {value!r}.')
     return float(value)
-
-
-def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, Any]]]:
-    """Invert :func:`write_scores`; other metrics are checked and left out."""
-    return read_metrics(metrics).scores
 
 
 def _check_scores(where: str, values: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.base import read_scores, write_tensors
+from flower_fgl.protocols.base import read_metrics, write_tensors
 from flower_fgl.protocols.differential_privacy import numbers_of
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.simulation.local import run_config_of
@@ -247,7 +247,7 @@ class ExchangeContract(StageContract):
             assert exchange.failures == []
             seen.append(
                 [
-                    read_scores(reply.content.metric_records["metrics"])
+                    read_metrics(reply.content.metric_records["metrics"]).scores
                     for reply in exchange.replies.values()
                 ]
             )

@@ -16,7 +16,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.flower_internals import carried
 from flower_fgl.core.metrics import pool
 from flower_fgl.core.regression import NumberScores, regression_loss, score_numbers
-from flower_fgl.protocols.base import read_scores, write_metrics
+from flower_fgl.protocols.base import read_metrics, write_metrics
 from flower_fgl.protocols.number_scores import read_number_scores
 
 NAN = math.nan
@@ -116,7 +116,7 @@ def sent(found: NumberScores, std: list[float] | None = None) -> NumberScores:
     """Return scores as the server reads them from a reply."""
     record = carried("metrics", write_metrics({"local": {"val": found}}, {}))
     assert isinstance(record, MetricRecord)
-    values = read_scores(record)["local"]["val"]
+    values = read_metrics(record).scores["local"]["val"]
     return read_number_scores("local/val", values, std or found.std)
 
 

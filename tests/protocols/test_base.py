@@ -16,7 +16,7 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import (
     check_tensor,
     read_loss,
-    read_scores,
+    read_metrics,
     read_tensors,
     record_bytes,
     write_scores,
@@ -100,14 +100,14 @@ def test_scores_come_back_and_other_metrics_stay_out() -> None:
     val = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
     scores = {"local": {"val": val}}
     flat = write_scores(scores)
-    assert read_scores(MetricRecord({**flat, "loss": 1.0})) == scores
+    assert read_metrics(MetricRecord({**flat, "loss": 1.0})).scores == scores
 
 
 def test_an_area_under_the_curve_may_be_among_the_scores() -> None:
     test = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
     more = {"auroc": 0.25, "reliability": [0.5] * 90}
     scores = {"local": {"test": {**test, **more}, "val": test}}
-    assert read_scores(MetricRecord(dict(write_scores(scores)))) == scores
+    assert read_metrics(MetricRecord(dict(write_scores(scores)))).scores == scores
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,15 @@ def test_scores_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
     val = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
     flat = write_scores({"local": {"val": {**val, **change}}})
     with pytest.raises(PayloadError, match="local/val"):
-        read_scores(MetricRecord(dict(flat)))
+        read_metrics(MetricRecord(dict(flat)))
 
 
 def test_scores_of_no_node_are_not_numbers() -> None:
     none = {"accuracy": math.nan, "macro_f1": math.nan, "macro_recall": math.nan}
     flat = write_scores({"local": {"val": {"num_nodes": 0, **none}}})
-    assert read_scores(MetricRecord(dict(flat)))["local"]["val"]["num_nodes"] == 0
+    assert (
+        read_metrics(MetricRecord(dict(flat))).scores["local"]["val"]["num_nodes"] == 0
+    )
 
 
 @pytest.mark.parametrize(
