@@ -51,12 +51,14 @@ def cosine_similarity(descriptors: Tensor) -> Tensor:
     return (unit @ unit.T).fill_diagonal_(1.0)
 
 
-def softmax_weights(similarity: Tensor, prior: Tensor, *, scale: float) -> Tensor:
+def softmax_weights(
+    similarity: Tensor, prior: Tensor | None = None, *, scale: float
+) -> Tensor:
     """Compute the weights with g(s) = e^{scale·s}: (..., K, K), float64.
 
     A constant added to all entries of S (..., K, K), ``similarity``, changes nothing. With
-    ``scale`` 0 the clients are weighted by ρ (K,), ``prior``, alone. A row of the result
-    without a positive entry keeps the client's own model.
+    ``scale`` 0 the clients are weighted by ρ (K,), ``prior``, alone, by default equally. A
+    row of the result without a positive entry keeps the client's own model.
     """
     rows = scale * similarity
     rows = rows - rows.amax(dim=-1, keepdim=True)
@@ -71,9 +73,9 @@ def threshold_weights(similarity: Tensor, prior: Tensor, *, least: float) -> Ten
     return linear_weights((similarity >= least).to(similarity.dtype), prior)
 
 
-def linear_weights(similarity: Tensor, prior: Tensor) -> Tensor:
+def linear_weights(similarity: Tensor, prior: Tensor | None = None) -> Tensor:
     """Compute the weights with g(s) = s; see :func:`softmax_weights`."""
-    rows = similarity * prior
+    rows = similarity if prior is None else similarity * prior
     total = rows.sum(dim=-1, keepdim=True)
     own = torch.eye(similarity.shape[-1], dtype=rows.dtype, device=rows.device)
     return torch.where(total > 0, rows / total.where(total > 0, 1.0), own)

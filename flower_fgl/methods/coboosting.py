@@ -31,6 +31,6 @@ METHOD = replace(
     dense.METHOD,
     name="co-boosting",
     paper="Dai et al., ICLR 2024",
-    strategy="flower_fgl.strategies.coboosting:CoBoosting",
+    strategy="flower_fgl.strategies.dense:CoBoosting",
     settings=CoBoostingSettings,
 )

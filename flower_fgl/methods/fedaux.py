@@ -29,7 +29,7 @@ class FedAuxSettings(PersonalMixSettings):
 METHOD = Method(
     name="fedaux",
     paper="Zhuo et al., NeurIPS 2025",
-    strategy="flower_fgl.strategies.fedaux:FedAux",
+    strategy="flower_fgl.strategies.personal_mix:FedAux",
     client_app="flower_fgl.client_apps.fedaux:FedAuxClientApp",
     network="flower_fgl.algorithms.fedaux:FedAuxNet",
     settings=FedAuxSettings,

@@ -20,7 +20,7 @@ class FedDCSettings(FedAvgSettings):
 METHOD = Method(
     name="feddc",
     paper="Gao et al., CVPR 2022",
-    strategy="flower_fgl.strategies.feddc:FedDC",
+    strategy="flower_fgl.strategies.scaffold:FedDC",
     client_app="flower_fgl.client_apps.feddc:FedDCClientApp",
     settings=FedDCSettings,
     payload="8P up, 8P down",

@@ -19,7 +19,7 @@ class FedDistillSettings:
 METHOD = Method(
     name="feddistill",
     paper="Jeong et al., arXiv 1811.11479, 2018",
-    strategy="flower_fgl.strategies.feddistill:FedDistill",
+    strategy="flower_fgl.strategies.fedproto:FedDistill",
     client_app="flower_fgl.client_apps.feddistill:FedDistillClientApp",
     settings=FedDistillSettings,
     payload="4M(C+1) up, 4M'C down, M of C classes present, M' of all clients",

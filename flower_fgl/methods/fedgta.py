@@ -30,7 +30,7 @@ class FedGTASettings(PersonalMixSettings):
 METHOD = Method(
     name="fedgta",
     paper="Li et al., VLDB 2024",
-    strategy="flower_fgl.strategies.fedgta:FedGTA",
+    strategy="flower_fgl.strategies.personal_mix:FedGTA",
     client_app="flower_fgl.client_apps.fedgta:FedGTAClientApp",
     settings=FedGTASettings,
     payload="4(P + 2nC + 1) up, 4P down, n orders",

@@ -25,7 +25,7 @@ class FedIIHSettings(PersonalMixSettings):
 METHOD = Method(
     name="fediih",
     paper="Yu et al., AAAI 2025",
-    strategy="flower_fgl.strategies.fediih:FedIIH",
+    strategy="flower_fgl.strategies.personal_mix:FedIIH",
     client_app="flower_fgl.client_apps.fediih:FedIIHClientApp",
     network="flower_fgl.algorithms.fediih:FedIIHNet",
     settings=FedIIHSettings,

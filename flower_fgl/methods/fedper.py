@@ -10,7 +10,7 @@ METHOD = replace(
     fedavg.METHOD,
     name="fedper",
     paper="Arivazhagan et al., arXiv 1912.00818, 2019",
-    strategy="flower_fgl.strategies.fedper:FedPer",
+    strategy="flower_fgl.strategies.partly_shared:FedPer",
     client_app="flower_fgl.client_apps.fedper:FedPerClientApp",
     payload="4P_f up, 4P_f down, P_f parameters of the body",
     defaults={"eval-policy": "refresh"},

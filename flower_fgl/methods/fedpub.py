@@ -25,7 +25,7 @@ class FedPubSettings(PersonalMixSettings):
 METHOD = Method(
     name="fed-pub",
     paper="Baek et al., ICML 2023",
-    strategy="flower_fgl.strategies.fedpub:FedPub",
+    strategy="flower_fgl.strategies.personal_mix:FedPub",
     client_app="flower_fgl.client_apps.fedpub:FedPubClientApp",
     settings=FedPubSettings,
     payload="4(P+p) up, 4P down",

@@ -24,7 +24,7 @@ class FedSpraySettings:
 METHOD = Method(
     name="fedspray",
     paper="Fu et al., KDD 2024",
-    strategy="flower_fgl.strategies.fedspray:FedSpray",
+    strategy="flower_fgl.strategies.fednh:FedSpray",
     client_app="flower_fgl.client_apps.fedspray:FedSprayClientApp",
     settings=FedSpraySettings,
     payload="4(P_e + M(q+1)) up, 4(P_e + Cq) down, P_e = (d+1)q + 2(q+1)C, M of C "

@@ -40,7 +40,7 @@ class FedSSTSettings:
 METHOD = Method(
     name="fedsst",
     paper="CVPR 2026",
-    strategy="flower_fgl.strategies.fedsst:FedSST",
+    strategy="flower_fgl.strategies.partly_shared:FedSST",
     client_app="flower_fgl.client_apps.fedsst:FedSSTClientApp",
     settings=FedSSTSettings,
     payload="4(P_s+1) up, 4(P_s+1) down, P_s parameters of the layers between input and "

@@ -22,7 +22,7 @@ class FedStarSettings:
 METHOD = Method(
     name="fedstar",
     paper="Tan et al., AAAI 2023",
-    strategy="flower_fgl.strategies.fedstar:FedStar",
+    strategy="flower_fgl.strategies.partly_shared:FedStar",
     client_app="flower_fgl.client_apps.fedstar:FedStarClientApp",
     network="flower_fgl.algorithms.fedstar:build_network",
     settings=FedStarSettings,

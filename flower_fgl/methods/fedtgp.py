@@ -31,6 +31,6 @@ METHOD = replace(
     fedproto.METHOD,
     name="fedtgp",
     paper="Zhang et al., AAAI 2024",
-    strategy="flower_fgl.strategies.fedtgp:FedTGP",
+    strategy="flower_fgl.strategies.fedproto:FedTGP",
     settings=FedTGPSettings,
 )

@@ -31,7 +31,7 @@ class GCFLPlusSettings:
 METHOD = Method(
     name="gcfl+",
     paper="Xie et al., NeurIPS 2021",
-    strategy="flower_fgl.strategies.gcflplus:GCFLPlus",
+    strategy="flower_fgl.strategies.partly_shared:GCFLPlus",
     client_app="flower_fgl.client_apps.gcflplus:GCFLPlusClientApp",
     settings=GCFLPlusSettings,
     payload="4(P_s+1) up, 4P_s down, P_s parameters of the layers between input and "

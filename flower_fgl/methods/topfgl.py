@@ -31,7 +31,7 @@ class TopFGLSettings(PersonalMixSettings):
 METHOD = Method(
     name="topfgl",
     paper="TopFGL, ICDE 2026",
-    strategy="flower_fgl.strategies.topfgl:TopFGL",
+    strategy="flower_fgl.strategies.personal_mix:TopFGL",
     client_app="flower_fgl.client_apps.topfgl:TopFGLClientApp",
     settings=TopFGLSettings,
     payload="4(P + P_t) up, 4(P + P_t) down, P_t parameters of the topology learner",

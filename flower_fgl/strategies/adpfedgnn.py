@@ -7,13 +7,6 @@ symbol                 argument or attribute
 θ_μ, θ_σ, θ_q          ``ADPFedGNN.shared.networks``
 M^g_i, θ_i, n_i        ``MaskedWeights.mask``, ``.values``, ``.weight``
 =====================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, server                              function
-===============================================  ===========================
-aggregate by Eq. (14)                            ``masked_mean``
-average θ_μ, θ_σ, θ_q                            ``weighted_mean``
-===============================================  ===========================
 """
 
 from collections.abc import Mapping

@@ -7,13 +7,6 @@ m            number of draws, set by ``participation`` or ``participants``
 n_i          weight of client i, set by ``weight-by``
 r_{k,i}      ``table[k, i]`` / n, see ``algorithms/clusteredsampling.py``
 ===========  ==========================================================
-
-===============================================  ==========================
-algorithm                                        function
-===============================================  ==========================
-1, clusters by size                              ``table_by_size``
-2, clusters by similar updates                   ``table_by_similarity``
-===============================================  ==========================
 """
 
 from collections import Counter

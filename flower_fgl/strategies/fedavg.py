@@ -1,9 +1,9 @@
 """FedAvg's server half, which several methods share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from flower_fgl.algorithms.server_optimizer import server_step
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.models import local_names
 from flower_fgl.nn.state import BODY
@@ -35,8 +36,6 @@ STEPS = {"momentum": 1.0, "adam": 0.1, "adagrad": 0.1, "yogi": 0.01}
 
 __all__ = ["FedAvg", "build_own", "common_model", "draw_model"]
 
-Network = TypeVar("Network", bound=nn.Module)
-
 
 def common_model(config: RunConfig, federation: Federation) -> str:
     """Return the name of the backbone that all clients have, else raise a RunError."""
@@ -53,15 +52,16 @@ def common_model(config: RunConfig, federation: Federation) -> str:
 def draw_model(
     config: RunConfig,
     federation: Federation,
-    model: str,
+    model: str | None = None,
     *,
     num_outputs: int | None = None,
     in_channels: int | None = None,
 ) -> Backbone:
-    """Build a backbone with weights from torch's global generator.
+    """Build a backbone, by default that of all clients, from torch's global generator.
 
     ``num_outputs`` replaces the width of the target, ``in_channels`` that of features.
     """
+    model = model or common_model(config, federation)
     width = in_channels or federation.num_features
     # local_names asks for more features, of nodes and of edges
     edge_width = federation.num_edge_features + width - federation.num_features
@@ -78,15 +78,11 @@ def draw_model(
     )
 
 
-def build_own(
-    build: Callable[..., Network],
-    config: RunConfig,
-    federation: Federation,
-    model: str,
-    **settings: Any,
-) -> Network:
-    """Build a method's own network, as ``Client.build_own`` does on a client."""
-    return build(
+def build_own(config: RunConfig, federation: Federation, model: str) -> Any:
+    """Build the network of a method's row, as ``Client.build_own`` does on a client."""
+    # networks of methods that classify nodes only do not take this argument
+    readout = {"readout": config.graph_readout} if config.classifies_graphs else {}
+    return METHODS[config.method].load_network()(
         config.method_config,
         model=model,
         num_features=federation.num_features,
@@ -94,7 +90,7 @@ def build_own(
         width=config.hidden_channels,
         num_layers=config.num_layers,
         dropout=config.dropout,
-        **settings,
+        **readout,
     )
 
 
@@ -111,10 +107,10 @@ class FedAvg(FglStrategy):
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
+    averages_network: ClassVar[bool] = False
+    """Whether the averaged network is that of the method's row, not the backbone."""
     has_parts: bool = False
     """Whether clients have different parts of the model, of typed graphs."""
-    has_global: ClassVar[bool] = True
-    """Whether the averaged weights are a model that classifies for all clients."""
     moments: Mapping[str, Tensor] = MappingProxyType({})
 
     def prepare(self) -> None:
@@ -182,7 +178,9 @@ class FedAvg(FglStrategy):
 
     def build(self, model: str) -> nn.Module:
         """Build the initial network, whose state is sent and averaged."""
-        return draw_model(self.config, self.federation, model)
+        build = build_own if self.averages_network else draw_model
+        network: nn.Module = build(self.config, self.federation, model)
+        return network
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights, those of kinds and relations that the client has."""
@@ -265,7 +263,7 @@ class FedAvg(FglStrategy):
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
         config = self.config
-        if not self.has_global or (config.owners and config.keeps_layers):
+        if not self.row.has_global_model or (config.owners and config.keeps_layers):
             return None
         is_typed = self.federation.schema is not None
         is_partial = is_typed and (

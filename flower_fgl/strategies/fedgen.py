@@ -16,7 +16,7 @@ from flower_fgl.nn import GraphInput, optimizers
 from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.weights import GeneratorDownload
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+from flower_fgl.strategies.fedavg import FedAvg, draw_model
 
 __all__ = ["FedGen"]
 
@@ -47,8 +47,7 @@ class FedGen(FedAvg):
         super().prepare()
         config, settings = self.config, self.config.method_config
         with seeded(derive_seed(config.seed, 0, SERVER, "generator")):
-            name = common_model(config, self.federation)
-            self.network = draw_model(config, self.federation, name).eval()
+            self.network = draw_model(config, self.federation).eval()
             self.generator = fedgen.LatentGenerator(
                 self.federation.num_classes,
                 self.network.hidden_channels,

@@ -31,7 +31,6 @@ class FedHGN(FedAvg):
 
     down = AlignedWeights
     up = AlignedWeights
-    has_global = False
     kept = ("rows",)
 
     def prepare(self) -> None:

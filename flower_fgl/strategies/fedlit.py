@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from flower_fgl.algorithms import fedlit
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.weights import TypedWeights
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg, build_own
+from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedLIT"]
 
@@ -31,15 +30,12 @@ class FedLIT(FedAvg):
     down = Weights
     up = TypedWeights
     kept = ("groups",)
+    averages_network = True
 
     def prepare(self) -> None:
         """Build the initial model; no client has an order of its own yet."""
         super().prepare()
         self.groups: dict[int, list[int]] = {}
-
-    def build(self, model: str) -> nn.Module:
-        """Draw the initial network."""
-        return build_own(fedlit.FedLITNet, self.config, self.federation, model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Return the weights and centres, with the types in the client's order."""

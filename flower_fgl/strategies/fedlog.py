@@ -8,14 +8,6 @@ r_k^c                  ``FedLog.rates[k][c]``
 X^g, X_k^H             ``FedLog.nodes``, ``FedLog.last_nodes[k]``
 PG^1 … PG^C            ``FedLog.prompts``
 =====================  ==================================================
-
-===============================================  ===========================
-algorithm, server                                function
-===============================================  ===========================
-class-wise generators, before round 1            ``blend_generators``
-average the models                               ``weighted_mean``
-synthetic nodes, Eqs. (4), (15), (16)            ``aggregation_weights``, ``blend_nodes``
-===============================================  ===========================
 """
 
 from __future__ import annotations
@@ -43,7 +35,6 @@ from flower_fgl.protocols.fedlog import (
     FedLogShapes,
     FedLogUpload,
     PromptUpload,
-    build_network,
 )
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
@@ -79,7 +70,7 @@ class FedLog(FglStrategy):
         config, federation = self.config, self.federation
         model = next(iter(federation.clients.values())).model
         with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-            network = build_own(build_network, config, federation, model)
+            network = build_own(config, federation, model)
         self.shapes = FedLogShapes.of(network, config.method_config)
         if config.upload_noise:  # each noisy rate is clamped to [0, 1] at most
             self.shapes = replace(self.shapes, most=self.shapes.num_classes)

@@ -1,21 +1,26 @@
-"""Server half of FedNH: average the bodies, and move the class prototypes."""
+"""Server halves of FedNH and FedSpray: average the bodies, and combine class means."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from flower_fgl.algorithms.fednh import PROTOTYPES, build_network, move_prototypes
+from flower_fgl.algorithms.fednh import PROTOTYPES, move_prototypes
+from flower_fgl.algorithms.fedspray import PROXIES, SprayEncoder, combine_proxies
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fednh import FedNHSettings
+from flower_fgl.methods.fedspray import FedSpraySettings
+from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import CountedTable, LocalPrototypes
 from flower_fgl.protocols.weights import ModelAndMeans
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg, build_own
+from flower_fgl.strategies.fedavg import FedAvg
 
-__all__ = ["FedNH", "WeightsAndMeans"]
+__all__ = ["FedNH", "FedSpray", "WeightsAndMeans"]
 
 
 class WeightsAndMeans(FedAvg):
@@ -58,13 +63,42 @@ class FedNH(WeightsAndMeans):
     """
 
     config: RunConfig[FedNHSettings]
-
-    def build(self, model: str) -> nn.Module:
-        """Draw the initial network and spread the prototypes."""
-        return build_own(build_network, self.config, self.federation, model)
+    averages_network = True
 
     def combine(
         self, old: Tensor, means: Tensor, counts: Tensor, clients: Iterable[int]
     ) -> Tensor:
         """Move the prototypes towards the means."""
         return move_prototypes(old, means, counts, rho=self.config.method_config.rho)
+
+
+class FedSpray(WeightsAndMeans):
+    """Average encoder and classifiers by ``weight-by``, proxies by shares of classes.
+
+    Notes
+    -----
+    1. A class that no client uploads in a round keeps its proxy; the published code
+       divides 0 by 0.
+    """
+
+    config: RunConfig[FedSpraySettings]
+    table = PROXIES
+
+    def prepare(self) -> None:
+        """Draw the initial encoder; the clients' networks may differ."""
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
+            encoder = SprayEncoder(
+                self.federation.num_features,
+                self.federation.num_classes,
+                self.config.method_config.width,
+            )
+        state = encoder.state_dict()
+        self.weights = Weights({name: t.detach() for name, t in state.items()})
+        self.shapes = state_shapes(encoder)
+
+    def combine(
+        self, old: Tensor, means: Tensor, counts: Tensor, clients: Iterable[int]
+    ) -> Tensor:
+        """Combine the proxies."""
+        sizes = [self.federation.clients[pid].num_train for pid in clients]
+        return combine_proxies(old, means, counts, torch.tensor(sizes))

@@ -27,7 +27,6 @@ class FedPANO(FedAvg):
     """
 
     config: RunConfig[FedPANOSettings]
-    has_global = False
 
     def build(self, model: str) -> nn.Module:
         """Draw the initial shared parts."""

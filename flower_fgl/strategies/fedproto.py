@@ -1,4 +1,4 @@
-"""Server half of FedProto: average the clients' prototypes.
+"""Server halves of FedProto, FedDistill and FedTGP: one prototype of each class.
 
 ===========  =====================================
 symbol       here
@@ -15,7 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.universal import mean_prototypes
+from flower_fgl.algorithms.prototypes.universal import (
+    class_spread,
+    mean_prototypes,
+    topology_loss,
+)
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods.fedtgp import FedTGPSettings
 from flower_fgl.protocols.prototypes import (
     CountedTable,
     LocalPrototypes,
@@ -23,8 +29,14 @@ from flower_fgl.protocols.prototypes import (
     no_prototypes,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
-__all__ = ["FedProto"]
+__all__ = ["FedDistill", "FedProto", "FedTGP"]
+
+SERVER_LR = 0.01
+"""FedTGP's learning rate (Adam) of the global prototypes."""
+MARGIN_LIMIT = 100.0
+"""FedTGP's κ, the largest margin."""
 
 
 class FedProto(FglStrategy):
@@ -39,9 +51,14 @@ class FedProto(FglStrategy):
     up = LocalPrototypes
     kept: ClassVar[tuple[str, ...]] = ("prototypes",)
 
+    @property
+    def width(self) -> int:
+        """Numbers p of a prototype."""
+        return self.config.hidden_channels
+
     def prepare(self) -> None:
         """Start without prototypes."""
-        self.table = (self.federation.num_classes, 1, self.config.hidden_channels)
+        self.table = (self.federation.num_classes, 1, self.width)
         self.prototypes = no_prototypes(self.table)
 
     def download(self, server_round: int, partition_id: int) -> Prototypes:
@@ -65,3 +82,48 @@ class FedProto(FglStrategy):
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Return the new prototypes (C, 1, p) of the uploaded classes."""
         return mean_prototypes(uploads, counts)
+
+
+class FedDistill(FedProto):
+    """Send every client the mean logits of every class.
+
+    Notes
+    -----
+    1. The mean over the owners of a class weights them equally.
+    2. A class that no client uploads in a round keeps its previous logits.
+    """
+
+    @property
+    def width(self) -> int:
+        """Logits of a node, C."""
+        return self.federation.num_classes
+
+    def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
+        """Return the mean of the owners' logits (C, 1, C)."""
+        return mean_prototypes(uploads, (counts > 0).long())
+
+
+class FedTGP(FedProto):
+    """Replace FedProto's average by trained prototypes."""
+
+    config: RunConfig[FedTGPSettings]
+    kept = ("generator",)
+
+    def prepare(self) -> None:
+        """Draw the initial table P̂ and network F."""
+        super().prepare()
+        self.trainer = PrototypeTrainer(
+            self.table, seed=self.config.seed, is_normalised=False, lr=SERVER_LR
+        )
+        self.generator = self.trainer.generator
+        self.optimizers = {"generator": self.trainer.optimizer}
+
+    def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
+        """Train for ``server-epochs`` and return P̂."""
+        method_config = self.config.method_config
+        margin = class_spread(uploads, counts, limit=MARGIN_LIMIT)
+        members = (counts > 0)[None]  # (H, K, C, H) with one hop
+        return self.trainer.train(
+            method_config.server_epochs,
+            lambda made: topology_loss(made, uploads, members, margin=margin),
+        )

@@ -8,13 +8,6 @@ W̃^(k)        ``centers[k]``, ``FedSEM.centers``
 r_i^(k)      ``members[i] == k``, ``FedSEM.members``
 K            ``fedsem.centers``
 ===========  ==========================================================
-
-===============================================  ==========================
-Algorithm 1, server                              function
-===============================================  ==========================
-E-step, Eq. (7): r                               ``nearest_centers``
-M-step, Eq. (8): W̃                               ``mean_of_members``
-===============================================  ==========================
 """
 
 from collections.abc import Mapping
@@ -81,7 +74,6 @@ class FedSEM(FedAvg):
     """
 
     config: RunConfig[FedSEMSettings]
-    has_global = False
     kept = ("centers", "members")
 
     def prepare(self) -> None:

@@ -17,7 +17,7 @@ from flower_fgl.nn.stacked import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.weights import ReliableWeights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+from flower_fgl.strategies.fedavg import FedAvg, draw_model
 
 __all__ = ["FedTAD"]
 
@@ -46,8 +46,7 @@ class FedTAD(FedAvg):
         """Build the initial model and the generator."""
         super().prepare()
         with seeded(derive_seed(self.config.seed, 0, SERVER, "generator")):
-            name = common_model(self.config, self.federation)
-            self.model: Backbone = draw_model(self.config, self.federation, name)
+            self.model: Backbone = draw_model(self.config, self.federation)
             self.generator = fedtad.GraphGenerator(
                 self.federation.num_classes,
                 self.federation.num_features,

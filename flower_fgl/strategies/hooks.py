@@ -18,6 +18,7 @@ from flower_fgl.core.checks.training import least_uploads, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.methods import METHODS
 from flower_fgl.protocols.base import (
     METRICS,
     Empty,
@@ -75,6 +76,7 @@ class ServerHooks(Strategy):
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.config = config
+        self.row = METHODS[config.method]
         self.recorder = recorder
         self.checkpoints = checkpoints
         self.loop = LoopState(RoundLog(0))

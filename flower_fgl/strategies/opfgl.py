@@ -10,16 +10,6 @@ g_θ                         ``LinkPredictor``
 T_c, p                      ``opfgl.server-steps``, ``opfgl.node-share``
 δ                           ``threshold`` of :func:`link_weights`
 ==========================  ==============================================
-
-==========================================  ==============================
-algorithm, server                           function
-==========================================  ==============================
-aggregate the statistics, Eq. (9)           ``merge_statistics``
-the same of sums, Eqs. (14), (15)           ``statistics_of_sums``
-nodes of each class                         ``pseudo_counts``
-links of X', Eq. (10)                       ``LinkPredictor``, ``link_weights``
-losses, Eqs. (11)-(13)                      ``alignment_loss``, ``smoothness_loss``
-==========================================  ==============================
 """
 
 from __future__ import annotations

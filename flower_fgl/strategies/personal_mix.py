@@ -1,24 +1,49 @@
-"""Server half that averages the models separately for each client.
+"""Server halves that average the models separately for each client.
 
 A method says how alike two clients are, and how that becomes a weight. The rule is in
 :mod:`flower_fgl.algorithms.personal_mix`.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
 
-from flower_fgl.algorithms import personal_mix
+from flower_fgl.algorithms import personal_mix, topfgl
+from flower_fgl.algorithms.fedaux import DIRECTION
+from flower_fgl.algorithms.fediih import factor_similarity
+from flower_fgl.algorithms.personal_mix import (
+    Part,
+    cosine_similarity,
+    linear_weights,
+    softmax_weights,
+    threshold_weights,
+)
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.model_spec import read_model
+from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.methods.fedaux import FedAuxSettings
+from flower_fgl.methods.fedgta import FedGTASettings
+from flower_fgl.methods.fediih import FedIIHSettings
+from flower_fgl.methods.fedpub import FedPubSettings
 from flower_fgl.methods.personalmix import PersonalMixSettings
+from flower_fgl.methods.topfgl import TopFGLSettings
+from flower_fgl.nn import Backbone
+from flower_fgl.nn.backbone import copy_network
+from flower_fgl.nn.stacked import SharedInput, can_stack, stack_model
 from flower_fgl.protocols.base import Payload, Shapes
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
+from flower_fgl.protocols.weights import EmbeddedWeights, MomentWeights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg
+from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
 
-__all__ = ["PersonalMix"]
+__all__ = ["FedAux", "FedGTA", "FedIIH", "FedPub", "PersonalMix", "TopFGL"]
+__all__ += ["client_attention", "cosines", "factor_parts"]
 
 MOST_IN_TABLE = 50
 """Clients in a round up to which the run folder holds the matrix of their mixtures."""
@@ -45,7 +70,6 @@ class PersonalMix(FedAvg):
     """
 
     up: ClassVar[type[Payload]] = DescribedWeights
-    has_global = False
     kept = ("personal",)
 
     def prepare(self) -> None:
@@ -120,3 +144,209 @@ class PersonalMix(FedAvg):
         if not broken:
             return super().to_blame(uploads)
         return dict.fromkeys(broken, "none of its similarities is finite")
+
+
+def cosines(embeddings: Tensor) -> Tensor:
+    """Compute S_ij = cos(o_i, o_j) of embeddings (K, p), 0 for a zero row, Baek et al."""
+    unit = F.normalize(embeddings, dim=1)
+    return unit @ unit.T
+
+
+def client_attention(similarity: Tensor, *, tau: float) -> Tensor:
+    """Compute a_ij = e^{τ·S_ij} / Σ_l e^{τ·S_il} from S (K, K), Baek et al., Eq. (4).
+
+    τ = 0 gives the plain mean; with large values each client keeps its own weights.
+    """
+    return (tau * similarity).softmax(dim=1)
+
+
+class FedPub(PersonalMix):
+    """Average weights of clients whose models give similar outputs on a random graph.
+
+    Notes
+    -----
+    1. In the paper the server keeps the random graph. Here each client draws it from the
+       run's seed, which saves sending the 4·500·d bytes of the graph.
+    """
+
+    config: RunConfig[FedPubSettings]
+    up = EmbeddedWeights
+
+    def prepare(self) -> None:
+        """Build the initial model."""
+        super().prepare()
+        named = read_model(common_model(self.config, self.federation)).hidden_channels
+        self.width = named or self.config.hidden_channels
+
+    def upload_spec(self, partition_id: int) -> tuple[Shapes, tuple[int]]:  # type: ignore[override]
+        """Return the shapes of the weights and of the embedding."""
+        return self.shapes, (self.width,)
+
+    def similarity(self, uploads: Sequence[EmbeddedWeights]) -> Tensor:
+        """Return the cosines of the proxy embeddings, float32."""
+        return cosines(torch.stack([payload.embedding for payload in uploads]))
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the softmax of τ times the cosines, float32."""
+        return client_attention(similarity, tau=self.config.method_config.tau)
+
+
+class FedAux(PersonalMix):
+    """Mix all weights, directions included, by the cosine of the directions.
+
+    Notes
+    -----
+    1. The text of the paper recommends α = 1. The default is 10, as in its appendix, its
+       tables and the published code.
+    """
+
+    config: RunConfig[FedAuxSettings]
+    up = Weights
+    averages_network = True
+
+    def similarity(self, uploads: Sequence[Weights]) -> Tensor:
+        """Return the cosines of the directions."""
+        rows = [payload.tensors[DIRECTION] for payload in uploads]
+        self.log(direction_norm=float(torch.stack(rows).norm(dim=1).mean()))
+        return cosine_similarity(torch.stack(rows))
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the softmax of α times the cosines."""
+        return softmax_weights(similarity, scale=self.config.method_config.alpha)
+
+
+class FedGTA(PersonalMix):
+    """Average each client with its partners, weighted by their confidence.
+
+    Notes
+    -----
+    1. Two clients are partners if the cosine of their moments is at least ε; the
+       published code asks for more than ε.
+    2. A client without edges has confidence 0: it keeps its own model, and its partners
+       do not count it.
+    3. A confidence below 0 counts as 0. Clients report it, so a client can raise its own
+       weight.
+    """
+
+    config: RunConfig[FedGTASettings]
+    up = MomentWeights
+
+    def descriptor_shapes(self) -> Shapes:
+        """Return the shapes of moments and confidence."""
+        settings = self.config.method_config
+        rows = settings.orders * (2 if settings.moments == "hybrid" else 1)
+        return {"moments": (rows, self.federation.num_classes), "confidence": (1,)}
+
+    def similarity(self, uploads: Sequence[MomentWeights]) -> Tensor:
+        """Return the cosines of the moments."""
+        rows = [payload.descriptor["moments"].flatten() for payload in uploads]
+        return cosine_similarity(torch.stack(rows))
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the confidence of the partners, in shares."""
+        found = [upload.payload.descriptor["confidence"] for upload in uploads]
+        confidence = torch.cat(found).double().clamp(min=0)
+        # without partners a client keeps its own model
+        similarity = similarity.where(confidence[:, None] > 0, -torch.inf)
+        return threshold_weights(
+            similarity, confidence, least=self.config.method_config.threshold
+        )
+
+
+class FedIIH(PersonalMix):
+    """Mix the columns of each factor by the similarity of its summaries.
+
+    Notes
+    -----
+    1. A factor's block is its part of both weight matrices and of the first bias. The
+       last bias is averaged with equal weights.
+    2. A similarity below 0 is kept as it is.
+    """
+
+    config: RunConfig[FedIIHSettings]
+    averages_network = True
+
+    def descriptor_shapes(self) -> Shapes:
+        """Return the shape of the summaries."""
+        factors = self.config.method_config.factors
+        return {"mean": (factors, self.config.hidden_channels)}
+
+    def similarity(self, uploads: Sequence[DescribedWeights]) -> Tensor:
+        """Return one matrix per factor; mean and log-variance are one vector."""
+        mean = torch.stack([payload.descriptor["mean"] for payload in uploads])
+        return factor_similarity(mean, mean)
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the softmax of the similarities times ``scale``."""
+        return softmax_weights(similarity, scale=self.config.method_config.scale)
+
+    def parts(self) -> Mapping[str, Sequence[Part]]:
+        """Return the slices of each factor."""
+        return factor_parts(
+            self.config.method_config.factors, self.config.hidden_channels
+        )
+
+
+def factor_parts(factors: int, width: int) -> dict[str, list[Part]]:
+    """Return which slice of each parameter belongs to which factor."""
+    axes = {"encoder.weight": 0, "encoder.bias": 0, "classifier.weight": 1}
+    return {
+        name: [Part(f, axis, f * width, (f + 1) * width) for f in range(factors)]
+        for name, axis in axes.items()
+    }
+
+
+class TopFGL(PersonalMix):
+    """Run all learners on one random graph, and compare their outputs by linear CKA.
+
+    Notes
+    -----
+    1. The random graph holds no client's data: the server draws the same one in every
+       round, from the run's seed.
+    2. The first rounds, a share ``warmup`` of all, average by ``weight-by``.
+    """
+
+    config: RunConfig[TopFGLSettings]
+    up = Weights
+
+    def build(self, model: str) -> nn.Module:
+        """Draw the network as FedAvg does, then the learner."""
+        drawn: Backbone = draw_model(self.config, self.federation, model)
+        drawn.learner = topfgl.TopologyLearner(
+            self.federation.num_classes, drawn.hidden_channels, self.config.dropout
+        )
+        self.network = copy_network(drawn)  # its weights are overwritten
+        return drawn
+
+    def mixes(self, server_round: int) -> bool:
+        """Return whether the warm-up is over."""
+        settings = self.config.method_config
+        if settings.warmup == 1:
+            return False
+        # a product like .55 · 100 is a little above the whole number
+        first: int = math.ceil(round(settings.warmup * self.config.rounds, 9))
+        return server_round >= first
+
+    @torch.no_grad()
+    def similarity(self, uploads: Sequence[Weights]) -> Tensor:
+        """Return the CKA of the learners' outputs."""
+        generator = torch_generator(self.config.seed, 0, SERVER, "probe")
+        probe = topfgl.probe_graph(self.federation.num_features, generator)
+        structure = probe.with_features(topfgl.structural_encoding(probe))
+        states = [payload.tensors for payload in uploads]
+        if can_stack(self.network):
+            network = stack_model(self.network, states, len(states), torch.rand_like)
+            network.eval()
+            logits = network(SharedInput(probe))
+            outputs = network.get_submodule("learner")(SharedInput(structure), logits)
+            return topfgl.linear_cka(outputs)
+        network, found = self.network.eval(), []
+        for state in states:
+            network.load_state_dict(dict(state))
+            learner = network.get_submodule("learner")
+            found.append(learner(structure, network(probe)))
+        return topfgl.linear_cka(torch.stack(found))
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return weights in proportion to the CKA."""
+        return linear_weights(similarity)

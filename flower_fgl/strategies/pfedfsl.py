@@ -13,7 +13,7 @@ from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.weights import CandidateModels, ScoredModel
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.fedavg import common_model, draw_model
+from flower_fgl.strategies.fedavg import draw_model
 
 __all__ = ["PFedFSL", "mixing_weights"]
 
@@ -46,10 +46,9 @@ class PFedFSL(FglStrategy):
     def prepare(self) -> None:
         """Build the initial model, the same for all clients."""
         config, federation = self.config, self.federation
-        name = common_model(config, federation)
         width = config.hidden_channels
         with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-            model = draw_model(config, federation, name, num_outputs=width)
+            model = draw_model(config, federation, num_outputs=width)
         self.initial = dict(model.state_dict())
         self.shapes = state_shapes(model)
         self.models: dict[int, Mapping[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Server half of SCAFFOLD: mean weights, and a control variate of the whole federation."""
+"""Server halves of SCAFFOLD and FedDC: mean weights, and a control variate or change."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
-__all__ = ["Scaffold"]
+__all__ = ["FedDC", "Scaffold"]
 
 
 class Scaffold(FedAvg):
@@ -65,3 +65,19 @@ class Scaffold(FedAvg):
     def restored(self) -> None:
         """Make the download of the next round."""
         self.sent = ControlledWeights(self.weights.tensors, self.control)
+
+
+class FedDC(Scaffold):
+    """Send the mean of θ_i + h_i, and the mean change Δ̄ where SCAFFOLD sends c.
+
+    Notes
+    -----
+    1. The weights are averaged by ``weight-by``, the changes equally.
+    """
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Replace the weights and the mean change."""
+        FedAvg.aggregate(self, server_round, uploads)
+        changes = [upload.payload.descriptor for upload in uploads.values()]
+        self.control = weighted_mean(changes, [1.0] * len(changes))
+        self.restored()

@@ -15,7 +15,7 @@ from flower_fgl.algorithms.coboosting import (
 )
 from flower_fgl.methods.coboosting import CoBoostingSettings
 from flower_fgl.nn import build_model
-from flower_fgl.strategies.coboosting import BoostingDistiller
+from flower_fgl.strategies.dense import BoostingDistiller
 
 LN3 = math.log(3)
 

@@ -18,7 +18,7 @@ from flower_fgl.algorithms.personal_mix import mix_states, softmax_weights
 from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn.models import num_parameters
 from flower_fgl.nn.sparse import EdgePattern
-from flower_fgl.strategies.fediih import factor_parts
+from flower_fgl.strategies.personal_mix import factor_parts
 
 
 def pair(means: list[float], variances: list[float]) -> float:

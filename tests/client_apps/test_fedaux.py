@@ -14,7 +14,7 @@ from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedaux import FedAux
+from flower_fgl.strategies.personal_mix import FedAux
 from tests.client_apps.test_fedpg import C, N, make_client
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.feddistill import distillation_term
-from flower_fgl.strategies.feddistill import FedDistill
+from flower_fgl.strategies.fedproto import FedDistill
 
 LN3 = math.log(3)
 

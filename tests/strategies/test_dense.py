@@ -11,7 +11,7 @@ from flower_fgl import simulate
 from flower_fgl.algorithms.dense import ensemble_logits, nearest_neighbors
 from flower_fgl.methods.dense import DenseSettings
 from flower_fgl.nn import Backbone, GraphInput, build_model
-from flower_fgl.strategies.distiller import Distiller
+from flower_fgl.strategies.dense import Distiller
 from tests.support.methods.dense import SHORT
 
 QUICK = {

@@ -5,7 +5,7 @@ import torch
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.feddc import FedDC
+from flower_fgl.strategies.scaffold import FedDC
 from tests.support.clients import federation_of
 
 

@@ -11,7 +11,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.weights import EmbeddedWeights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedpub import FedPub, client_attention, cosines
+from flower_fgl.strategies.personal_mix import FedPub, client_attention, cosines
 from tests.support.clients import federation_of
 
 

@@ -13,7 +13,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import DescribedWeights
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.gcflplus import GCFLPlus
+from flower_fgl.strategies.partly_shared import GCFLPlus
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from tests.support.clients import federation_of
 

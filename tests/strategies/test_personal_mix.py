@@ -12,10 +12,7 @@ from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.protocols.weights import EmbeddedWeights, MomentWeights
 from flower_fgl.strategies import personal_mix
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedgta import FedGTA
-from flower_fgl.strategies.fediih import FedIIH
-from flower_fgl.strategies.fedpub import FedPub
-from flower_fgl.strategies.topfgl import TopFGL
+from flower_fgl.strategies.personal_mix import FedGTA, FedIIH, FedPub, TopFGL
 from tests.support.clients import federation_of
 
 ALONE, FAR = [1.0, 0.0], [0.0, 1.0]

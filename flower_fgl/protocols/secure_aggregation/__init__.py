@@ -2,8 +2,8 @@
 
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
 CCS 2017; ``docs/secure-aggregation.md`` has the exchanges. :mod:`.client` is the client
-side, :mod:`.server` the server side, :mod:`.messages` the payloads, and :mod:`.additive` the
-interface that a method implements.
+side, :mod:`.server` the server side, :mod:`.messages` the payloads, and :mod:`.additive`
+the interface that a method implements.
 
 Notes
 -----
