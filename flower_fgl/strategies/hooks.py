@@ -289,7 +289,7 @@ class ServerHooks(Strategy):
         )
         if self.secure is not None and not action:
             for pid, content in downloads.items():
-                self.secure.attach(pid, content)
+                content.update(self.secure.peers[pid].to_record())
         kind = MessageType.TRAIN + (f".{action}" if action else "")
         messages = self.messenger.address(downloads, kind, settings, server_round)
         self.loop.log.add_download(self.messenger.by_receiver(messages))

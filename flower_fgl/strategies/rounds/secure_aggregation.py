@@ -22,7 +22,10 @@ __all__ = ["SecureExchanges"]
 
 
 class SecureExchanges:
-    """The exchange before the training exchange of a round, and the two after it."""
+    """The exchange before the training exchange of a round, and the two after it.
+
+    ``peers`` are the mask keys and encrypted shares that a message of the round carries.
+    """
 
     def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
         self._messenger = messenger
@@ -45,7 +48,7 @@ class SecureExchanges:
                 f"round, got {sampled} of {len(able)} with training nodes."
             )
         self._round: SecureRound | None = None
-        self._peers: dict[int, messages.Peers] = {}
+        self.peers: dict[int, messages.Peers] = {}
         self._shapes: Shapes = {}
 
     def _request_keys(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
@@ -81,13 +84,8 @@ class SecureExchanges:
             ),
         )
         self._require(current, len(current.offers), "sent shares")
-        self._peers = current.peers()
+        self.peers = current.peers()
         return sorted(current.offers)
-
-    def attach(self, partition_id: int, content: RecordDict) -> None:
-        """Add mask keys and encrypted shares to a client's training message."""
-        for name, record in self._peers[partition_id].to_record().items():
-            content[name] = record
 
     def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
         """Read a masked upload; outside a secure round return an empty payload."""
@@ -155,7 +153,7 @@ class SecureExchanges:
         uploads = {}
         if len(ids) == len(payloads):
             answers = self._messenger.ask(
-                server_round, action, payloads, beside=self._peers, brings_upload=True
+                server_round, action, payloads, beside=self.peers, brings_upload=True
             )
             uploads = self._messenger.read_each(
                 answers,
