@@ -11,19 +11,13 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import Error, Message
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import (
-    ClientState,
-    MemoryStates,
-    read_state,
-    write_state,
-)
+from flower_fgl.client_apps.runtime.state import ClientState, MemoryStates
 from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.flower_internals import answer_message
@@ -192,27 +186,19 @@ def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
     return stack % num_hosts
 
 
-class WorkerStates:
+class WorkerStates(MemoryStates):
     """The client states in the hosts of a :class:`WorkerGrid`, for checkpoints."""
 
     def __init__(self, workers: Sequence[Worker], num_clients: int) -> None:
+        super().__init__()
         self._workers, self._num_clients = workers, num_clients
 
-    def save_states(self, run_id: int, folder: Path) -> None:
-        """Write every state of the run to a folder, one file per client."""
-        folder.mkdir(parents=True, exist_ok=True)
-        calls = [worker.host.states.remote() for worker in self._workers]
-        for states in self._answers(calls):
-            for partition_id, state in states.items():
-                path = folder / f"{partition_id:06d}.safetensors"
-                write_state(path, state.without_secrets())
+    def of_run(self, run_id: int) -> dict[int, ClientState]:
+        """Return the states of all clients by partition-id."""
+        found = self._answers([worker.host.states.remote() for worker in self._workers])
+        return {pid: state for states in found for pid, state in states.items()}
 
-    def load_states(self, run_id: int, folder: Path) -> None:
-        """Replace the states by those of a folder; a RunError if a file is damaged."""
-        paths = folder.glob("*.safetensors")
-        self.restore({int(path.stem): read_state(path) for path in paths})
-
-    def restore(self, states: Mapping[int, ClientState]) -> None:
+    def restore(self, run_id: int, states: Mapping[int, ClientState]) -> None:
         """Replace the states of all clients."""
         parts: list[dict[int, ClientState]] = [{} for _ in self._workers]
         for partition_id, state in states.items():

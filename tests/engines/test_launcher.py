@@ -450,7 +450,7 @@ def test_a_foreign_super_link_on_the_port_is_not_ours(tmp_path):
         assert first.port != second.port
         assert eventually(lambda: first.is_ready)
         second.port = first.port
-        assert eventually(second.find_superlink)
+        assert eventually(lambda: second.find("flower-superlink"))
         assert not second.is_ready
 
 

@@ -133,9 +133,9 @@ class FlowerRun:
         """Wait until the SuperExec has started a process for the run."""
 
         def check() -> psutil.Process | str | None:
-            if simulation := self._flower.find_simulation():
+            if simulation := self._flower.find("flwr-simulation"):
                 return simulation
-            superexec = self._flower.find_superexec()
+            superexec = self._flower.find("flower-superexec")
             if superexec is None or not _is_running(superexec):
                 return "its SuperExec, which starts runs, has ended."
             return None

@@ -33,6 +33,9 @@ PROGRAMS = Path(sys.executable).parent
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
+CHAIN = ("flower-superlink", "flower-superexec", "flwr-simulation")
+"""Programs of a home, each started by the one before: the last two are the SuperExec, which
+starts runs, and a started run."""
 _KEEPER = Path(__file__).with_name("supervisor.py")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -81,13 +84,41 @@ class FlowerHome:
         try:
             self._start()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all processes and remove the private folders."""
-        self._end()
+        """End all processes; after a second Ctrl-C the keeper completes this."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and keeper.stdin is not None:
+            keeper.stdin.close()
+        for command in self._commands:
+            command.kill()
+            command.wait()
+        if keeper is not None:
+            keeper.wait()
+        shutil.rmtree(self.ray_folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        """Write the configuration, and start the keeper."""
+        (self.folder / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        superlink = [self._superlink, "--insecure", "--simulation"]
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        keep = [sys.executable, "-P", str(_KEEPER), str(self.ray_folder)]
+        with self.superlink_log.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [*keep, *superlink, *address],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def is_alive(self) -> bool:
@@ -97,26 +128,19 @@ class FlowerHome:
     @property
     def is_ready(self) -> bool:
         """Whether this SuperLink, and no other process, answers on the port."""
-        superlink = self.find_superlink()
+        superlink = self.find("flower-superlink")
         return superlink is not None and (
             _listens(superlink, self.port) and _is_healthy(self.port)
         )
 
-    def find_superlink(self) -> psutil.Process | None:
-        """Return the process of the SuperLink, None if there is none."""
+    def find(self, name: str) -> psutil.Process | None:
+        """Return a process of :data:`CHAIN`, running or ended, None if there is none."""
         if not self.is_alive or self._keeper is None:
             return None
-        return _child(psutil.Process(self._keeper.pid), "flower-superlink")
-
-    def find_superexec(self) -> psutil.Process | None:
-        """Return the SuperExec process, which starts runs, running or ended."""
-        superlink = self.find_superlink()
-        return _child(superlink, "flower-superexec") if superlink else None
-
-    def find_simulation(self) -> psutil.Process | None:
-        """Return the process of a started run, running or ended."""
-        superexec = self.find_superexec()
-        return _child(superexec, "flwr-simulation") if superexec else None
+        process: psutil.Process | None = psutil.Process(self._keeper.pid)
+        for program in CHAIN[: CHAIN.index(name) + 1]:
+            process = process and _child(process, program)
+        return process
 
     def flwr(self, arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         """Start a ``flwr`` command that writes to a file; it ends with this home."""
@@ -138,38 +162,6 @@ class FlowerHome:
         files = sorted(self.ray_folder.glob("ray/session_2*/logs/worker-*.err"))
         texts = [(f.name, tail(f, 20)) for f in [self.superlink_log, *files]]
         return "".join(f"\n--- {name}\n{text}\n" for name, text in texts if text)
-
-    def _start(self) -> None:
-        """Start the SuperLink's keeper in its own session, which Ctrl-C does not reach."""
-        (self.folder / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
-        )
-        superlink = [self._superlink, "--insecure", "--simulation"]
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        keep = [sys.executable, "-P", str(_KEEPER), str(self.ray_folder)]
-        with self.superlink_log.open("ab") as log:
-            self._keeper = subprocess.Popen(
-                [*keep, *superlink, *address],
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def _end(self) -> None:
-        """End all processes; after a second Ctrl-C the keeper completes this."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and keeper.stdin is not None:
-            keeper.stdin.close()
-        for command in self._commands:
-            command.kill()
-            command.wait()
-        if keeper is not None:
-            keeper.wait()
-        shutil.rmtree(self.ray_folder, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def flower_environment(
