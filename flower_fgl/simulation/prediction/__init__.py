@@ -2,7 +2,7 @@
 
 from flower_fgl.simulation.prediction.calibrate import calibrate_model
 from flower_fgl.simulation.prediction.explain import Explanation, explain_item
-from flower_fgl.simulation.prediction.predict import predict_graph, predict_set
+from flower_fgl.simulation.prediction.predict import predict_graph
 from flower_fgl.simulation.prediction.table import (
     Prediction,
     check_ending,
@@ -11,4 +11,4 @@ from flower_fgl.simulation.prediction.table import (
 )
 
 __all__ = ["Explanation", "Prediction", "calibrate_model", "check_ending"]
-__all__ += ["explain_item", "predict_graph", "predict_set", "task_of", "write_table"]
+__all__ += ["explain_item", "predict_graph", "task_of", "write_table"]

@@ -1,8 +1,7 @@
 """Calibrate a saved model with items whose truth its user knows."""
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from flower_fgl.core.calibration import (
 )
 from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
 from flower_fgl.core.options import nearest
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows, read_number
+from flower_fgl.datasets.graph_files.csv_rows import read_number
 from flower_fgl.runs.model_file import ModelCard, save_model
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.predict import (
@@ -28,7 +27,7 @@ from flower_fgl.simulation.prediction.predict import (
     conformal_draws,
     predict_items,
 )
-from flower_fgl.simulation.prediction.read import read_graph
+from flower_fgl.simulation.prediction.read import read_graph, table_cells
 from flower_fgl.simulation.prediction.table import LINKED, Prediction, task_of
 
 __all__ = ["calibrate_model"]
@@ -117,21 +116,23 @@ def _items(
     is_single = card.target_kind == "classes" or len(card.target.names) == 1
     columns = ["label"] if is_single else list(card.target.names)
     keys = ["source", "target"] if task in ("links", "edges") else [task[:-1]]
-    where = show_path(labels)
-    rows = list(_rows(labels, keys, columns))
-    pairs = [row[1] for row in rows] if task == "links" else None
+    rows = [
+        (place, tuple(cells[: len(keys)]), cells[len(keys) :])
+        for place, cells in table_cells(labels, (*keys, *columns))
+    ]
+    pairs = [item for _, item, _ in rows] if task == "links" else None
     found = predict_items(saved, graph, Wanted(pairs, from_time=from_time))
     places = _places(found, keys)
     chosen, truth = [], []
-    for line, item, cells in rows:
+    for place, item, cells in rows:
         if item not in places:
             shown = " - ".join(map(clip, item))
             raise DataError(
-                f"{where}, line {line}: the graph has no {task[:-1]} {shown}. Correct it, "
-                "or remove the line."
+                f"{place}: the graph has no {task[:-1]} {shown}. Correct it, or remove the "
+                "line."
             )
         chosen.append(places[item])
-        truth.append(_truth(saved, cells, f"{where}, line {line}"))
+        truth.append(_truth(saved, cells, place))
     values = found.values[chosen]
     if card.target.has_numbers:
         numbers = torch.tensor(truth, dtype=torch.float64).view(len(truth), -1)
@@ -165,18 +166,6 @@ def _check_score(card: ModelCard, score: str) -> None:
             f'The score "{DIFFUSED}" mixes scores of neighbouring nodes of one kind, and '
             'the model predicts others. Use "aps".'
         )
-
-
-def _rows(
-    path: Path, keys: Sequence[str], columns: Sequence[str]
-) -> Iterator[tuple[int, tuple[str, ...], list[str]]]:
-    """Yield line number, identifiers and labels of each row of a table."""
-    rows = csv_rows(Path(os.path.expanduser(path)), (*keys, *columns))
-    _, header = next(rows)
-    places = [header.index(name) for name in (*keys, *columns)]
-    for line, row in rows:
-        cells = [row[k].strip() for k in places]
-        yield line, tuple(cells[: len(keys)]), cells[len(keys) :]
 
 
 def _places(found: Prediction, keys: Sequence[str]) -> Mapping[tuple[str, ...], int]:

@@ -42,38 +42,17 @@ MOST_EDGES, MOST_FEATURES = 10, 10
 class Explanation:
     """What carries the score of one item; nothing of it leaves this process.
 
-    Parameters
-    ----------
-    item : str
-        Identifier of the node, graph or pair.
-    what : str
-        Explained class, label or number.
-    score : float
-        Probability of the class, or the predicted number.
-    baseline : float
-        Score with all features 0, from which :attr:`features` lead to ``score``.
-    features : list of (str, float, float)
-        Name, attribution over all nodes, and attribution of the item's own nodes.
-    without_edges : float
-        Score without any edge.
-    edges : list of (str, str, float, int)
-        Both ends, attribution, and the number of masks that have the edge on top. The
-        attributions of all edges lead from ``without_edges`` to ``score``.
-    labels : list of str
-        Relation, or features, of each of these edges; empty if the model reads none.
-    overlap : float
-        Mean Jaccard overlap of the top edges of the masks; NaN without edges.
-    drop, mask_drop : float
-        Score minus the score without the named edges, and without the top edges of the
-        mean mask.
-    random_drops : list of float
-        The same without as many random edges, several times.
-    drawing : list of (str, str, float)
-        All edges that influence the score, with their attribution.
-    ends : tuple of str
-        Nodes of the item.
-    card : ModelCard
-        Description of the model.
+    ``what`` is the explained class, label or number, ``score`` its probability or value,
+    ``baseline`` that with all features 0, and ``without_edges`` that without any edge.
+    ``features`` have name, attribution over all nodes, and attribution of the item's own
+    nodes (``ends``); they lead from ``baseline`` to ``score``. ``drawing`` holds both ends
+    and the attribution of all edges that influence the score; they lead from
+    ``without_edges`` to it. ``edges`` are the largest of them, with the number of masks
+    that have them on top, and ``labels`` their relation or features, empty if the model
+    reads none. ``overlap`` is the mean Jaccard overlap of the top edges of the masks, NaN
+    without edges. ``drop`` is the score minus that without the named edges, ``mask_drop``
+    the same of the top edges of the mean mask, ``random_drops`` of as many random edges,
+    several times.
     """
 
     item: str
@@ -187,7 +166,8 @@ def _explain(
     def loss(part: Tensor) -> Tensor:
         if saved.card.target.has_numbers:
             # keeping the number instead would balance edges that raise and lower it
-            return -masked(part) / _spread(saved, number)
+            assert saved.target_scale is not None
+            return -masked(part) / float(saved.target_scale.std[number])
         return -masked(part).clamp(min=1e-12).log()
 
     k = min(MOST_EDGES, max(1, len(used) // 2)) if len(used) else 0
@@ -270,12 +250,6 @@ def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
         return 1, LINKED[1]
     number = 0 if card.target.has_numbers else int(outputs.argmax())
     return number, names[number]
-
-
-def _spread(saved: SavedModel, number: int) -> float:
-    """Return the standard deviation of a number."""
-    assert saved.target_scale is not None
-    return float(saved.target_scale.std[number])
 
 
 def _top_features(

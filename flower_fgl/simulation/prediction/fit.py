@@ -3,20 +3,16 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from flower_fgl.core.agreement import (
     column_order,
-    differing_names,
-    differing_recipes,
     hash_names,
-    whole_recipe,
 )
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.datasets.client_graph import (
     GraphDataset,
     MessageEdges,
@@ -39,10 +35,15 @@ from flower_fgl.datasets.transforms.normalize_features import (
 from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
-from flower_fgl.simulation.prediction.table import task_of
-from flower_fgl.simulation.prediction.typed import ModelGraph, in_model_schema
+from flower_fgl.simulation.prediction.table import schema_of, task_of
+from flower_fgl.simulation.prediction.typed import (
+    ModelGraph,
+    differing_features,
+    in_model_schema,
+    unknown_names,
+)
 
-__all__ = ["Features", "check_recipe", "fit_features", "model_input"]
+__all__ = ["Features", "fit_features", "model_input"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class Features:
     ``edges`` have the features that the model reads, raw; ``pair_x`` (M, a) are the same
     features as those of edges to classify. ``typed`` are kinds and relations for a model
     that reads these, with the nodes to predict, and ``own`` (N, d) the features that belong
-    to the kind of each node.
+    to the kind of each node. ``notes`` say what was not checked, or was changed or assumed.
     """
 
     x: Tensor
@@ -63,6 +64,11 @@ class Features:
     pair_x: Tensor | None = None
     typed: ModelGraph | None = None
     own: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+    def noting(self, *texts: str) -> Self:
+        """Return the same with more notes."""
+        return replace(self, notes=(*self.notes, *texts))
 
     @property
     def edge_width(self) -> int:
@@ -89,7 +95,7 @@ def _features_of(owned: LocalGraphFile | OwnedSet, card: ModelCard) -> Features:
 
 def _with_node_degrees(
     found: Features, dataset: GraphDataset, card: ModelCard
-) -> tuple[Features, list[str]]:
+) -> Features:
     """Replace the features by the nodes' degrees if the model was trained on these."""
     largest = card.num_features - 2
     names = graph_sets.degree_names(largest)
@@ -98,10 +104,11 @@ def _with_node_degrees(
         joint_names(names, card.num_features, own, found.edge_width)
     )
     if not is_named and (card.features_sha256 or dataset.num_features):
-        return found, []
+        return found
     x = graph_sets.with_degrees(dataset, largest).x
     text = "The nodes have no features: their degrees are used, as in training."
-    return replace(found, x=x, names=names, scaling=None), [] if is_named else [text]
+    degrees = replace(found, x=x, names=names, scaling=None)
+    return degrees if is_named else degrees.noting(text)
 
 
 def model_input(
@@ -122,104 +129,72 @@ def model_input(
     return graph.with_messages(edges.index, edges.x)
 
 
-def check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
-    """Reject a graph that ``flower-fgl prepare`` made in another way than in training."""
-    prepared = whole_recipe(prepared)
-    if differing_recipes(prepared, card.prepared):
-        raise DataError(
-            f"{where} was prepared with another recipe or vocabulary than the training "
-            f"data (hash {prepared[:8]} instead of {card.prepared[:8]}). Run "
-            "flower-fgl prepare --no-labels with the recipe of the training."
-        )
-
-
 def fit_features(
     owned: LocalGraphFile | OwnedSet,
     edge_index: Tensor,
     saved: SavedModel,
     where: Path | str,
-) -> tuple[Features, list[str]]:
+) -> Features:
     """Order and scale features as in training, or raise a DataError if they differ.
 
-    ``edge_index`` (2, 2E) are the edges over which messages pass. Also returns sentences on
-    what was not checked, or was changed or assumed.
+    ``edge_index`` (2, 2E) are the edges over which messages pass.
     """
-    notes: list[str] = []
-    if saved.card.is_typed:
-        return _fit_typed(owned, saved, where)
-    found = _features_of(owned, saved.card)
+    card = saved.card
+    if card.is_typed:
+        return _scale(_fit_typed(owned, saved, where), saved, where)
+    found = _features_of(owned, card)
     if isinstance(owned, OwnedSet):
-        found, notes = _with_node_degrees(found, owned.dataset, saved.card)
-    elif task_of(saved.card) == "links":
+        found = _with_node_degrees(found, owned.dataset, card)
+    elif task_of(card) == "links":
         x = links.degree_features(edge_index, len(found.x))
         degrees = replace(found, x=x, names=links.degree_names(), scaling=None)
-        if hash_names(degrees.all_names) == saved.card.features_sha256:
+        if hash_names(degrees.all_names) == card.features_sha256:
             found = degrees
-    found, more = _match_columns(_undo_scaling(found, saved, where), saved.card, where)
-    found, last = _scale(found, saved, where)
-    return found, [*notes, *_unread_edges(owned, saved.card, where), *more, *last]
-
-
-def _unread_edges(
-    owned: LocalGraphFile | OwnedSet, card: ModelCard, where: Path | str
-) -> list[str]:
-    """Say that a file has features of edges that the model does not read."""
     edges = owned.dataset.messages
-    if edges is None or not edges.x.shape[1] or task_of(card) == "edges":
-        return []
-    if _width_of_edges(card):
-        return []
-    return [f"edge_attr of {where} is not used by model {card.model}."]
+    is_read = task_of(card) == "edges" or _width_of_edges(card)
+    if edges is not None and edges.x.shape[1] and not is_read:
+        text = f"edge_attr of {where} is not used by model {card.model}."
+        found = found.noting(text)
+    found = _match_columns(_undo_scaling(found, saved, where), card, where)
+    return _scale(found, saved, where)
 
 
 def _fit_typed(
     owned: LocalGraphFile | OwnedSet, saved: SavedModel, where: Path | str
-) -> tuple[Features, list[str]]:
+) -> Features:
     """Fit a typed graph, or a set, to a model that reads kinds and relations."""
     dataset: NodeDataset | GraphDataset = owned.dataset
     own = own_columns(dataset.node_type, dataset.schema)
     given = Features(dataset.x, scaling=owned.scaling, own=own)
     raw = _undo_scaling(given, saved, where)
     typed, notes = in_model_schema(replace(dataset, x=raw.x), saved.card, where)
-    own = own_columns(typed.relations.node_type, _schema_of(saved.card))
-    found = replace(raw, x=typed.x, typed=typed, own=own)
+    own = own_columns(typed.relations.node_type, schema_of(saved.card))
+    found = replace(raw, x=typed.x, typed=typed, own=own).noting(*notes)
     table = dataset.edges if isinstance(dataset, NodeDataset) else None
     if task_of(saved.card) == "edges" and table is not None:
         edges = MessageEdges(table.pairs, table.x, table.feature_names)
-        found, more = _match_edges(replace(found, edges=edges), saved.card, where)
-        notes += more
-    found, last = _scale(found, saved, where)
-    return found, [*notes, *last]
+        found = _match_edges(replace(found, edges=edges), edges, saved.card, where)
+    return found
 
 
 def _match_edges(
-    found: Features, card: ModelCard, where: Path | str
-) -> tuple[Features, list[str]]:
+    found: Features, edges: MessageEdges, card: ModelCard, where: Path | str
+) -> Features:
     """Put the features of edges into the model's order, by name; refuse others."""
     _check_widths(found, card, where)
-    assert found.edges is not None
-    held = joint_names((), 0, found.edges.feature_names, found.edge_width)
+    held = joint_names((), 0, edges.feature_names, found.edge_width)
     wanted = card.feature_names[card.num_features :]
-    if not held or not wanted or held == wanted:
-        text = (
+    if held == wanted:
+        return found
+    if not held or not wanted:
+        return found.noting(
             f"The names of the features of the edges of {where} were not compared with "
             "those in training, only their number."
         )
-        return found, [text] * (held != wanted)
     order = column_order(held, wanted)
     if order is None:
-        raise DataError(
-            f"{where} does not fit the model: the features of its edges differ from those "
-            f"in training ({differing_names(held, wanted)})."
-        )
-    return replace(found, edges=found.edges.in_order(order)), []
-
-
-def _schema_of(card: ModelCard) -> Schema:
-    """Return the kinds and relations of a model that reads these."""
-    typed = TypedModel.from_text(card.messages)
-    assert typed is not None
-    return typed.schema
+        raise differing_features(where, "the features of its edges", held, wanted)
+    return replace(found, edges=edges.in_order(order))
 
 
 def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Features:
@@ -243,40 +218,33 @@ def _undo_scaling(found: Features, saved: SavedModel, where: Path | str) -> Feat
     return replace(found, x=x, scaling=None)
 
 
-def _match_columns(
-    found: Features, card: ModelCard, where: Path | str
-) -> tuple[Features, list[str]]:
+def _match_columns(found: Features, card: ModelCard, where: Path | str) -> Features:
     """Put the columns into the model's order, by name; refuse other features."""
     names = found.all_names
     if not names or not card.feature_names:
         _check_widths(found, card, where)
     if not names or not card.features_sha256:
         which = "the model" if names else where
-        return found, [
+        return found.noting(
             f"{which} has no names of the features: the order of the columns is not "
             "checked."
-        ]
-    if hash_names(names) == card.features_sha256:
-        return found, []
-    if not card.feature_names:
-        raise DataError(
-            f"{where} does not fit the model: the names of its features, or their order, "
-            "differ from those in training. The model holds only their hash. Provide the "
-            "same columns in the same order, or train with share-feature-names = true."
         )
+    if hash_names(names) == card.features_sha256:
+        return found
+    if not card.feature_names:
+        raise unknown_names(where)
     order = column_order(names, card.feature_names)
     if order is None:
-        raise DataError(
-            f"{where} does not fit the model: its features differ from those in training "
-            f"({differing_names(names, card.feature_names)})."
-        )
+        raise differing_features(where, "its features", names, card.feature_names)
     _check_widths(found, card, where)
     width = card.num_features  # the columns of edges follow those of nodes
     out = replace(found, x=select_columns(found.x, order[:width]))
     if found.edges is not None:
         edges = found.edges.in_order([column - width for column in order[width:]])
         out = replace(out, edges=edges)
-    return out, [f"The columns of {where} were put into the model's order, by name."]
+    return out.noting(
+        f"The columns of {where} were put into the model's order, by name."
+    )
 
 
 def _check_widths(found: Features, card: ModelCard, where: Path | str) -> None:
@@ -292,9 +260,7 @@ def _check_widths(found: Features, card: ModelCard, where: Path | str) -> None:
             )
 
 
-def _scale(
-    found: Features, saved: SavedModel, where: Path | str
-) -> tuple[Features, list[str]]:
+def _scale(found: Features, saved: SavedModel, where: Path | str) -> Features:
     """Scale features as in training, and say what was assumed."""
     card = saved.card
     if card.scaling == "lost":
@@ -303,19 +269,17 @@ def _scale(
             "training, and this model file does not hold these. Use the model that a data "
             "owner's SuperNode saved."
         )
-    if card.scaling == "rows":
-        x = found.x if found.scaling is not None else normalise_rows(found.x)
-        return replace(found, x=x, pair_x=_scaled_pairs(found, saved)), []
-    notes: list[str] = []
-    if card.scaling == "own" and found.scaling is None:
+    if card.scaling == "rows" and found.scaling is None:
+        found = replace(found, x=normalise_rows(found.x))
+    elif card.scaling == "own" and found.scaling is None:
         found = replace(found, x=_dense(found.x, where))
         statistics, text = _own_statistics(found, saved.card, where)
-        found = replace(found, x=scale_features(found.x, *statistics, own=found.own))
-        notes.append(text)
+        x = scale_features(found.x, *statistics, own=found.own)
+        found = replace(found, x=x).noting(text)
     elif card.scaling == "kept" and saved.scaling is not None:
         x = scale_features(_dense(found.x, where), *saved.scaling, own=found.own)
         found = replace(found, x=x)
-    return replace(found, pair_x=_scaled_pairs(found, saved)), notes
+    return replace(found, pair_x=_scaled_pairs(found, saved))
 
 
 def _scaled_pairs(found: Features, saved: SavedModel) -> Tensor | None:
@@ -357,10 +321,11 @@ def _own_statistics(
             "scaled yourself."
         )
     statistics = column_statistics(x)
-    if found.typed is not None:
+    schema = schema_of(card)
+    if found.typed is not None and schema is not None:
         kinds = found.typed.relations.node_type
         everyone = torch.ones(number, dtype=torch.bool)
-        statistics = kind_statistics(x, everyone, kinds, _schema_of(card))
+        statistics = kind_statistics(x, everyone, kinds, schema)
     return statistics, (
         "Each client standardised its features with the mean and standard deviation of "
         f"its own training nodes. For {where} those of its {number:,} nodes are used, "

@@ -11,8 +11,6 @@ from torch import Tensor
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.model_spec import EDGE_READERS, LAYERED, TYPED, read_model
 from flower_fgl.core.options import nearest
-from flower_fgl.core.schema import TypedModel
-from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.relations import Relations
@@ -21,13 +19,17 @@ from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
 from flower_fgl.simulation.prediction.fit import (
     Features,
-    check_recipe,
     fit_features,
     model_input,
 )
 from flower_fgl.simulation.prediction.pairs import PairNodes
-from flower_fgl.simulation.prediction.predict import pass_messages, plain_set
-from flower_fgl.simulation.prediction.read import read_graph, read_set
+from flower_fgl.simulation.prediction.predict import pass_messages
+from flower_fgl.simulation.prediction.read import (
+    read_graph,
+    read_set,
+    without_kinds,
+)
+from flower_fgl.simulation.prediction.table import schema_of
 
 __all__ = ["Edges", "Neighbourhood", "cut_out", "cut_out_graph"]
 
@@ -68,9 +70,7 @@ def cut_out(
 ) -> Neighbourhood:
     """Cut the neighbourhood of a node or of a pair out of a graph."""
     owned, where = read_graph(graph, saved.card)
-    check_recipe(owned.prepared, saved.card, where)
-    if owned.dataset.schema is not None and not saved.card.is_typed:
-        owned = replace(owned, dataset=without_types(owned.dataset))
+    owned = without_kinds(owned, saved.card)
     ids = [str(one) for one in owned.ids.tolist()]
     places = [_place(ids, one, "node", where) for one in item]
     edge_index, sent, row = owned.dataset.edge_index, None, None
@@ -89,7 +89,7 @@ def cut_out(
         if table.time is not None:
             sent = table.time < table.time[row]
             owned, edge_index = pass_messages(owned, sent)
-    fitted, _ = fit_features(owned, edge_index, saved, where)
+    fitted = fit_features(owned, edge_index, saved, where)
     pair_x = None
     if row is not None:
         assert fitted.pair_x is not None
@@ -101,8 +101,7 @@ def cut_out(
     if fitted.typed is not None and task != "edges":
         rows: tuple[Tensor, ...] = (fitted.typed.rows,)
         if task == "links":
-            typed = TypedModel.from_text(saved.card.messages)
-            rows = PairNodes.of(whole, typed.schema if typed else None).rows
+            rows = PairNodes.of(whole, schema_of(saved.card)).rows
         # several kinds may have a node of this name
         places = [
             _place(ids, one, "node of the kind to predict", where, own.tolist())
@@ -120,11 +119,10 @@ def cut_out_graph(
     saved: SavedModel, graph: Path | str | Any, item: str
 ) -> Neighbourhood:
     """Take one graph out of a set."""
-    owned, where = read_set(graph)
-    owned = plain_set(owned, saved.card)
+    owned, where = read_set(graph, saved.card)
     dataset = owned.dataset
     place = _place([str(one) for one in owned.ids], item, "graph", where)
-    fitted, _ = fit_features(owned, dataset.edge_index, saved, where)
+    fitted = fit_features(owned, dataset.edge_index, saved, where)
     nodes = (dataset.batch == place).nonzero().flatten()
     whole = model_input(fitted, dataset.edge_index, saved.card)
     part = _part(whole, nodes, batch=torch.zeros_like(nodes))
@@ -217,27 +215,28 @@ def _neighbourhood(
 ) -> Neighbourhood:
     """Add the edges, and the names of features, of a model's input."""
     direction = saved.model.edge_direction
-    of_edges = () if fitted.edges is None else fitted.edges.feature_names
     if graph.relations is not None:
         assert fitted.typed is not None
-        edges = _typed_edges(graph.relations, fitted.typed.names)
+        found, typed = graph.relations, fitted.typed
+        edges = _distinct([found.index], found.relation, typed.names)
     elif graph.messages is not None:
+        of_edges = () if fitted.edges is None else fitted.edges.feature_names
         edges = _edges_with_features(graph, direction, of_edges)
     else:
         ends = graph.edge_index.sort(dim=0).values
-        both, which = torch.unique(ends, dim=1, return_inverse=True)
-        edges = Edges(both, [""] * both.shape[1], [which])
+        edges = _distinct([ends], torch.zeros_like(ends[0]), [""])
     columns = fitted.names or saved.card.feature_names[: graph.num_features]
     if fitted.typed is not None and any(fitted.typed.columns):
         columns = tuple(fitted.typed.columns)
     return Neighbourhood(graph, edges, own, names, columns, is_graph)
 
 
-def _typed_edges(relations: Relations, names: Sequence[str]) -> Edges:
-    """Return the edges of each relation, labelled with its name; equal ones are one."""
-    rows = torch.cat([relations.index, relations.relation[None]])
-    found, which = torch.unique(rows, dim=1, return_inverse=True)
-    return Edges(found[:2], [names[k] for k in found[2].tolist()], [which])
+def _distinct(rows: Sequence[Tensor], group: Tensor, labels: Sequence[str]) -> Edges:
+    """Return distinct edges of some parts (2, M), each with the label of its group."""
+    every = torch.cat([torch.cat(list(rows), dim=1), group[None]])
+    found, which = torch.unique(every, dim=1, return_inverse=True)
+    texts = [labels[k] for k in found[2].tolist()]
+    return Edges(found[:2], texts, which.split([part.shape[1] for part in rows]))
 
 
 def _edges_with_features(
@@ -254,12 +253,11 @@ def _edges_with_features(
         rows.append(ends.sort(dim=0).values if direction == "both" else ends)
         x.append(way.x)
     values, group = torch.unique(torch.cat(x), dim=0, return_inverse=True)
-    every = torch.cat([torch.cat(rows, dim=1), group[None]])
-    found, which = torch.unique(every, dim=1, return_inverse=True)
-    labels = [_label(row, names) for row in values.tolist()]
     prefix = "" if direction == "both" else "directed"
-    texts = [", ".join(filter(None, (prefix, labels[k]))) for k in found[2].tolist()]
-    return Edges(found[:2], texts, which.split([row.shape[1] for row in rows]))
+    labels = [
+        ", ".join(filter(None, (prefix, _label(row, names)))) for row in values.tolist()
+    ]
+    return _distinct(rows, group, labels)
 
 
 def _label(row: Sequence[float], names: Sequence[str]) -> str:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.schema import Schema
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.link import DotDecoder, pair_codes, pair_sides
+from flower_fgl.simulation.prediction.read import table_cells
 
 __all__ = ["PairNodes", "best_partners", "count_edges", "decode_pairs", "link_score"]
 __all__ += ["read_pairs"]
@@ -70,7 +70,7 @@ def read_pairs(pairs: Any, ids: Any, graph: Path | str, nodes: PairNodes) -> Ten
     """
     if isinstance(pairs, str | os.PathLike):
         where = show_path(Path(pairs))
-        rows: Iterable[tuple[str, Any]] = _rows_of_file(Path(pairs), where)
+        rows: Iterable[tuple[str, Any]] = table_cells(Path(pairs), ENDS, more=False)
     else:
         where = "the pairs"
         rows = _rows_of_object(pairs)
@@ -97,15 +97,6 @@ def read_pairs(pairs: Any, ids: Any, graph: Path | str, nodes: PairNodes) -> Ten
     if not found:
         raise DataError(f"{where}: there is no pair. Give one line per pair.")
     return torch.tensor(found).view(-1, 2).t().contiguous()
-
-
-def _rows_of_file(path: Path, where: str) -> Iterable[tuple[str, list[str]]]:
-    """Yield the place and the two identifiers of each line of a table."""
-    rows = csv_rows(Path(os.path.expanduser(path)), ENDS, more=False)
-    _, header = next(rows)
-    one, other = (header.index(name) for name in ENDS)
-    for line, row in rows:
-        yield f"{where}, line {line}", [row[one].strip(), row[other].strip()]
 
 
 def _rows_of_object(pairs: Any) -> Iterable[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Predict the items of a graph file with a saved model: nodes, graphs, edges or links."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,14 @@ from torch import Tensor
 from flower_fgl.algorithms.calibration import Surroundings, calibrated, in_sets
 from flower_fgl.core.calibration import DIFFUSED
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.schema import TypedModel
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.splits.edges import earlier_messages
 from flower_fgl.datasets.transforms.canonical import undirected_simple
-from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
-from flower_fgl.simulation.prediction.fit import check_recipe, fit_features, model_input
+from flower_fgl.simulation.prediction.fit import fit_features, model_input
 from flower_fgl.simulation.prediction.pairs import (
     PairNodes,
     best_partners,
@@ -30,11 +28,15 @@ from flower_fgl.simulation.prediction.pairs import (
     link_score,
     read_pairs,
 )
-from flower_fgl.simulation.prediction.read import read_graph, read_set
-from flower_fgl.simulation.prediction.table import Prediction, task_of
+from flower_fgl.simulation.prediction.read import (
+    read_graph,
+    read_set,
+    without_kinds,
+)
+from flower_fgl.simulation.prediction.table import Prediction, schema_of, task_of
 
 __all__ = ["Wanted", "conformal_draws", "pass_messages", "predict_graph"]
-__all__ += ["plain_set", "predict_items", "predict_set", "require_scale"]
+__all__ += ["predict_items", "require_scale"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -51,29 +53,25 @@ class Wanted:
 
     def check(self, task: str) -> None:
         """Raise a ConfigError if a model of another task needs an option, or lacks one."""
-        of = {
-            "links": {
-                "--pairs": self.pairs is not None,
-                "--top-k": self.top_k is not None,
-            },
-            "edges": {
-                "--only-unknown": self.only_unknown,
-                "--from": self.from_time is not None,
-            },
+        options = {
+            "--pairs": ("links", self.pairs is not None),
+            "--top-k": ("links", self.top_k is not None),
+            "--only-unknown": ("edges", self.only_unknown),
+            "--from": ("edges", self.from_time is not None),
         }
-        for other, options in of.items():
-            given = [name for name, is_given in options.items() if is_given]
-            if given and other != task:
+        given = {name: other for name, (other, is_set) in options.items() if is_set}
+        for name, other in given.items():
+            if other != task:
                 raise ConfigError(
-                    f"The model predicts {task}: {given[0]} is for a model that predicts "
+                    f"The model predicts {task}: {name} is for a model that predicts "
                     f"{other}."
                 )
-            if other == "links" == task and len(given) != 1:
-                raise ConfigError(
-                    "Give either --pairs or --top-k, not both."
-                    if given
-                    else "The model predicts links: give the pairs to score with --pairs."
-                )
+        if task == "links" and len(given) != 1:
+            raise ConfigError(
+                "Give either --pairs or --top-k, not both."
+                if given
+                else "The model predicts links: give the pairs to score with --pairs."
+            )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"--top-k must be at least 1, got {self.top_k}.")
 
@@ -106,9 +104,8 @@ def predict_items(
     wanted.check(task)
     require_scale(saved.card)
     if task == "graphs":
-        return predict_set(saved, *read_set(graph))
+        return _predict_set(saved, *read_set(graph, saved.card))
     owned, where = read_graph(graph, saved.card)
-    check_recipe(owned.prepared, saved.card, where)
     predict = {
         "nodes": _predict_nodes,
         "edges": _predict_edges,
@@ -138,9 +135,10 @@ def _predict_nodes(
         kinds = np.array(schema.node_types, dtype=object)
         assert owned.dataset.node_type is not None
         items = {"kind": kinds[owned.dataset.node_type.numpy()], "node": ids}
-        owned = replace(owned, dataset=without_types(owned.dataset))
+        owned = without_kinds(owned, saved.card)
     edge_index = owned.dataset.edge_index
-    fitted, notes = fit_features(owned, edge_index, saved, where)
+    fitted = fit_features(owned, edge_index, saved, where)
+    notes = [*fitted.notes]
     logits = saved.model(model_input(fitted, edge_index, saved.card))
     if fitted.typed is not None:
         logits = logits[fitted.typed.rows]
@@ -161,7 +159,7 @@ def _predict_edges(
     edge_index = owned.dataset.edge_index
     if not bool(sent.all()):
         owned, edge_index = pass_messages(owned, sent)
-    fitted, more = fit_features(owned, edge_index, saved, where)
+    fitted = fit_features(owned, edge_index, saved, where)
     assert fitted.edges is not None
     assert fitted.pair_x is not None
     passed = replace(fitted, edges=fitted.edges.select(sent))
@@ -171,7 +169,7 @@ def _predict_edges(
     items = _ends(owned, pairs)
     if table.time is not None:
         items["time"] = table.time[chosen].numpy()
-    return _prediction(items, logits, saved, [*more, *notes])
+    return _prediction(items, logits, saved, [*fitted.notes, *notes])
 
 
 def pass_messages(owned: LocalGraphFile, sent: Tensor) -> tuple[LocalGraphFile, Tensor]:
@@ -236,13 +234,11 @@ def _predict_links(
     saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
 ) -> Prediction:
     """Score the given pairs, or the best partners of every node."""
-    edge_index, typed = (
-        owned.dataset.edge_index,
-        TypedModel.from_text(saved.card.messages),
-    )
-    fitted, notes = fit_features(owned, edge_index, saved, where)
+    edge_index = owned.dataset.edge_index
+    fitted = fit_features(owned, edge_index, saved, where)
+    notes = [*fitted.notes]
     graph = model_input(fitted, edge_index, saved.card)
-    nodes = PairNodes.of(graph, typed.schema if typed else None)
+    nodes = PairNodes.of(graph, schema_of(saved.card))
     if wanted.pairs is None:
         assert wanted.top_k is not None
         pairs, score, note = best_partners(saved.model, graph, wanted.top_k, nodes)
@@ -267,28 +263,16 @@ def _predict_links(
     return Prediction(_ends(owned, pairs), score[:, None], saved.card, text, sets)
 
 
-def predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
-    """Predict the graphs of a set, some at a time; ``where`` names it in messages.
-
-    Raises a DataError if the features do not fit the model.
-    """
-    check_recipe(owned.prepared, saved.card, where)
-    owned = plain_set(owned, saved.card)
+def _predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
+    """Predict the graphs of a set, some at a time."""
     dataset = owned.dataset
-    fitted, notes = fit_features(owned, dataset.edge_index, saved, where)
+    fitted = fit_features(owned, dataset.edge_index, saved, where)
     batch = {"batch": dataset.batch, "num_graphs": dataset.num_graphs}
     with torch.inference_mode():
         union = model_input(fitted, dataset.edge_index, saved.card, **batch)
         logits = [saved.model(union.select(part)) for part in _parts(dataset)]
         ids = np.array(owned.ids, dtype=object)
-        return _prediction({"graph": ids}, torch.cat(logits), saved, notes)
-
-
-def plain_set(owned: OwnedSet, card: ModelCard) -> OwnedSet:
-    """Return a set of graphs without kinds of nodes if a model does not read these."""
-    if owned.dataset.schema is None or card.is_typed:
-        return owned
-    return replace(owned, dataset=without_types(owned.dataset))
+        return _prediction({"graph": ids}, torch.cat(logits), saved, fitted.notes)
 
 
 def _parts(dataset: GraphDataset) -> Iterator[Tensor]:
@@ -303,7 +287,7 @@ def _prediction(
     items: dict[str, Any],
     logits: Tensor,
     saved: SavedModel,
-    notes: list[str],
+    notes: Sequence[str],
     edge_index: Tensor | None = None,
 ) -> Prediction:
     """Turn logits (I, C) into probabilities and sets, or outputs (I, T) into numbers.

@@ -2,18 +2,21 @@
 
 import os
 import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError, ErrorCollector
+from flower_fgl.core.agreement import differing_recipes, whole_recipe
+from flower_fgl.core.errors import DataError, ErrorCollector, show_path
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.owner_files import GRAPHS
-from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
+from flower_fgl.datasets.graph_files.csv_rows import csv_rows
 from flower_fgl.datasets.graph_files.graph_file import (
     LocalGraphFile,
     edges_to_score,
@@ -23,20 +26,26 @@ from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import try_node_dataset
 from flower_fgl.datasets.pyg_data import is_graph, nodes_to_score, read_union
 from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
+from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.model_file import ModelCard
-from flower_fgl.simulation.prediction.table import task_of
+from flower_fgl.simulation.prediction.table import schema_of, task_of
 
-__all__ = ["read_graph", "read_set"]
+__all__ = ["read_graph", "read_set", "table_cells", "without_kinds"]
+
+Owned = TypeVar("Owned", LocalGraphFile, OwnedSet)
 
 
 def read_graph(
     graph: Path | str | Any, card: ModelCard
 ) -> tuple[LocalGraphFile, Path | str]:
-    """Return the graph of a file or of an object, and its name for messages."""
+    """Return the graph of a file or of an object, and its name for messages.
+
+    A DataError says that it is no graph for the model, or was prepared in another way.
+    """
     task = task_of(card)
     is_edges = task == "edges"
-    typed = TypedModel.from_text(card.messages)
-    relation = ":".join((typed and typed.schema.predicted) or ())
+    schema = schema_of(card)
+    relation = ":".join((schema and schema.predicted) or ())
     if isinstance(graph, str | os.PathLike):
         if _is_set(Path(os.path.expanduser(graph))):
             raise DataError(
@@ -51,6 +60,7 @@ def read_graph(
             target_relation=relation,
         )
         _require_edges(owned.dataset, relation * is_edges, Path(graph))
+        _check_recipe(owned.prepared, card, Path(graph))
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
     if is_graph(graph) and is_typed(graph, TypeNames()):
@@ -94,11 +104,12 @@ def _require_edges(dataset: NodeDataset, relation: str, graph: Path | str) -> No
         )
 
 
-def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:
-    """Return the set of graphs of a file or of a list, and its name for messages."""
+def read_set(graph: Path | str | Any, card: ModelCard) -> tuple[OwnedSet, Path | str]:
+    """Return the set of graphs of a file or of a list, as :func:`read_graph` does."""
     if isinstance(graph, str | os.PathLike):
         owned = load_graph_set(graph, needs_labels=False)
-        return owned, Path(graph)
+        _check_recipe(owned.prepared, card, Path(graph))
+        return without_kinds(owned, card), Path(graph)
     where = f"the {type(graph).__name__}"
     if not isinstance(graph, list | tuple):
         raise DataError(
@@ -108,7 +119,40 @@ def read_set(graph: Path | str | Any) -> tuple[OwnedSet, Path | str]:
     union, batch = read_union(graph, where)
     none = torch.full((len(graph),), -1)
     dataset = GraphDataset.of(union, batch, none, Target.classes(("",)))
-    return OwnedSet(dataset, tuple(map(str, range(len(graph))))), where
+    owned = OwnedSet(dataset, tuple(map(str, range(len(graph)))))
+    return without_kinds(owned, card), where
+
+
+def _check_recipe(prepared: str, card: ModelCard, where: Path | str) -> None:
+    """Reject a graph that ``flower-fgl prepare`` made in another way than in training."""
+    prepared = whole_recipe(prepared)
+    if differing_recipes(prepared, card.prepared):
+        raise DataError(
+            f"{where} was prepared with another recipe or vocabulary than the training "
+            f"data (hash {prepared[:8]} instead of {card.prepared[:8]}). Run "
+            "flower-fgl prepare --no-labels with the recipe of the training."
+        )
+
+
+def without_kinds(owned: Owned, card: ModelCard) -> Owned:
+    """Drop the kinds of nodes and edges if a model does not read them."""
+    if owned.dataset.schema is None or card.is_typed:
+        return owned
+    return replace(owned, dataset=without_types(owned.dataset))
+
+
+def table_cells(
+    path: Path, columns: Sequence[str], *, more: bool = True
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each row of a CSV table, for messages, and some of its cells.
+
+    Without ``more`` the table has no other columns.
+    """
+    rows = csv_rows(Path(os.path.expanduser(path)), columns, more=more)
+    _, header = next(rows)
+    places = [header.index(name) for name in columns]
+    for line, row in rows:
+        yield f"{show_path(path)}, line {line}", [row[k].strip() for k in places]
 
 
 def _is_set(path: Path) -> bool:

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from flower_fgl.algorithms.calibration import half_widths
 from flower_fgl.core.errors import ConfigError, first_of
+from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.writer import replace_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Prediction", "check_ending", "task_of", "write_table"]
+__all__ = ["Prediction", "check_ending", "schema_of", "task_of", "write_table"]
 
 ENDINGS = (".csv", ".parquet")
 LINKED = ("no link", "link")
@@ -36,21 +37,13 @@ NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?"
 class Prediction:
     """Predictions of a model for the items of a graph, or of a set of graphs.
 
-    Parameters
-    ----------
-    items : mapping of str to array of shape (I,)
-        Columns that identify each item, with the owner's identifiers: ``node``;
-        ``source``, ``target`` and maybe ``time``; or ``graph``. Text, or numbers.
-    values : Tensor of shape (I, C), float
-        Probabilities of classes, whose rows sum to 1; of labels, each of its own; numbers
-        in the units of the training data, float64; or for links the score (I, 1) of each
-        pair, whose sigmoid is the probability in training.
-    card : ModelCard
-        Description of the model.
-    note : str
-        What was not checked, or was changed or assumed; empty if nothing was.
-    sets : Tensor of shape (I, C), bool, optional
-        Conformal sets of classes, of pairs ``no link`` and ``link``; ``None`` without.
+    ``items`` are the columns (I,) that identify each item, with the owner's identifiers:
+    ``node``; ``source``, ``target`` and maybe ``time``; or ``graph``. ``values`` (I, C) are
+    probabilities of classes, whose rows sum to 1; of labels, each of its own; numbers in
+    the units of the training data, float64; or for links the score (I, 1) of each pair,
+    whose sigmoid is the probability in training. ``note`` says what was not checked, or was
+    changed or assumed. ``sets`` (I, C), bool, are conformal sets of classes, of pairs ``no
+    link`` and ``link``; ``None`` without.
     """
 
     items: Mapping[str, Any]
@@ -156,6 +149,12 @@ def task_of(card: ModelCard) -> str:
     if card.link:
         return "edges" if card.link.startswith("edge:") else "links"
     return "graphs" if card.classifies_graphs else "nodes"
+
+
+def schema_of(card: ModelCard) -> Schema | None:
+    """Return the kinds and relations that a model reads, ``None`` if it reads none."""
+    typed = TypedModel.from_text(card.messages)
+    return typed.schema if typed else None
 
 
 def check_ending(path: Path) -> None:

@@ -18,7 +18,7 @@ from flower_fgl.nn.relations import Relations
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.simulation.prediction.table import task_of
 
-__all__ = ["ModelGraph", "in_model_schema"]
+__all__ = ["ModelGraph", "differing_features", "in_model_schema", "unknown_names"]
 
 
 class ModelGraph(NamedTuple):
@@ -180,11 +180,9 @@ def _columns(
         due = [*range(block.start, block.stop)]
         held = names[columns]
         if held and expected:
-            if text := differing_names(held, expected[block]):
-                raise DataError(
-                    f'{where} does not fit the model: the features of "{kind}" nodes '
-                    f"differ from those in training ({text})."
-                )
+            if differing_names(held, expected[block]):
+                what = f'the features of "{kind}" nodes'
+                raise differing_features(where, what, held, expected[block])
             due = [expected.index(name) for name in held]
             if due != [*range(block.start, block.stop)]:
                 notes.append(
@@ -213,9 +211,24 @@ def _check_hash(names: Sequence[str], card: ModelCard, where: Path | str) -> lis
             "training, only their number: the order of the columns is not checked."
         ] * bool(names)
     if hash_names(names) != card.features_sha256:
-        raise DataError(
-            f"{where} does not fit the model: the names of its features, or their order, "
-            "differ from those in training. The model holds only their hash. Provide the "
-            "same columns in the same order, or train with share-feature-names = true."
-        )
+        raise unknown_names(where)
     return []
+
+
+def unknown_names(where: Path | str) -> DataError:
+    """Return the error of features whose names do not have the hash of the model's."""
+    return DataError(
+        f"{where} does not fit the model: the names of its features, or their order, "
+        "differ from those in training. The model holds only their hash. Provide the same "
+        "columns in the same order, or train with share-feature-names = true."
+    )
+
+
+def differing_features(
+    where: Path | str, what: str, held: Sequence[str], wanted: Sequence[str]
+) -> DataError:
+    """Return the error of features with other names than in training."""
+    text = differing_names(held, wanted)
+    return DataError(
+        f"{where} does not fit the model: {what} differ from those in training ({text})."
+    )
