@@ -27,7 +27,6 @@ from flower_fgl.cli.progress import GridProgress
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments import jobs as jobs_module
-from flower_fgl.lab.experiments import pool
 from flower_fgl.lab.experiments.experiment_file import Experiment
 from flower_fgl.lab.experiments.jobs import Job, run_jobs
 from flower_fgl.simulation.local import run_local
@@ -245,7 +244,7 @@ def test_runs_side_by_side_have_the_numbers_of_single_runs(
 
 
 def test_a_new_process_does_not_import_the_callers_script() -> None:
-    with pool._child_environment():
+    with jobs_module._child_environment():
         prepared = spawn.get_preparation_data("worker")
     assert not [key for key in prepared if key.startswith("init_main")]
 
@@ -297,21 +296,21 @@ def test_runs_side_by_side_share_the_memory(
         active[0] -= 1
         return ""
 
-    gib = pool.GIB
+    gib = jobs_module.GIB
     sizes = int(needs * gib), int(free * gib)
     use_threads(monkeypatch, run, sizes)
     watcher = Notes()
     jobs = [Job(f"run{k}", {}) for k in range(6)]
-    assert jobs_module._side_by_side(jobs, watcher, 3) == {}
+    assert jobs_module._run_all(jobs, watcher, run, 3) == {}
     assert most == [at_once]
     assert len(watcher.notes) == bool(why)  # one line, whatever the number of runs
     assert all(why in note for note in watcher.notes)
 
 
 def test_a_job_knows_what_it_needs_and_a_wrong_one_is_left_to_its_run() -> None:
-    needed, free = pool.needed_memory(TINY)
-    assert 0 < needed < pool.GIB < free
-    assert pool.needed_memory({**TINY, "dataset": "absent.npz"})[0] == 0
+    needed, free = jobs_module.needed_memory(TINY)
+    assert 0 < needed < jobs_module.GIB < free
+    assert jobs_module.needed_memory({**TINY, "dataset": "absent.npz"})[0] == 0
 
 
 class Died:
@@ -342,7 +341,7 @@ def test_a_process_that_dies_fails_its_run_only(tmp_path: Path) -> None:
         for name, rounds in (("killed", 2000), ("next", 2))
     ]
     watcher = Died()
-    errors = jobs_module._side_by_side(jobs, watcher, 1)
+    errors = jobs_module._run_all(jobs, watcher, jobs_module._run, 1)
     assert list(errors) == ["killed"]
     assert "exit status -9" in errors["killed"]
     assert watcher.ended["next"] == ""

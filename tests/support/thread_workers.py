@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from flower_fgl.lab.experiments import pool
+from flower_fgl.lab.experiments import jobs
 
 __all__ = ["use_threads"]
 
 
 def use_threads(
     monkeypatch: pytest.MonkeyPatch,
-    run: Callable[[pool.Job, pool.Send], Any],
+    run: Callable[[jobs.Job, jobs.Send], Any],
     memory: tuple[int, int] = (1, 10),
 ) -> None:
     """Let threads run the jobs of a pool; all need and find the same memory."""
 
-    class ThreadWorker(pool.Worker):
+    class ThreadWorker(jobs.Worker):
         def __init__(self, _: Any) -> None:
             self.connection, inner = Pipe()
             self.job = None
@@ -39,8 +39,8 @@ def use_threads(
             self.thread.join(seconds)
 
     def answer(inner: Any) -> None:
-        pool.serve(inner, run)
+        jobs.serve(inner, run)
         inner.close()
 
-    monkeypatch.setattr(pool, "Worker", ThreadWorker)
-    monkeypatch.setattr(pool, "needed_memory", lambda _: memory)
+    monkeypatch.setattr(jobs, "Worker", ThreadWorker)
+    monkeypatch.setattr(jobs, "needed_memory", lambda _: memory)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
-from flower_fgl.lab.experiments.pool import Job, Send, WorkerPool
+from flower_fgl.lab.experiments.jobs import Job, Send, WorkerPool
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import lost_finetuning
 
@@ -111,12 +111,8 @@ class TrialProcesses:
     """
 
     def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:
-        def on_hold(name: str, why: str) -> None:
-            if on_note is not None:
-                on_note(f"{name}: {why}")
-
-        self._jobs = jobs
-        self._pool = WorkerPool(_run_in_worker, on_hold)
+        self._jobs, self._on_note = jobs, on_note
+        self._pool = WorkerPool(_run_in_worker, self._receive, jobs if jobs > 1 else 0)
         self._keys: dict[str, Any] = {}
         self._done: list[tuple[Any, Outcome]] = []
         self._again: list[Job] = []
@@ -137,33 +133,35 @@ class TrialProcesses:
 
     def submit(self, key: Any, settings: Mapping[str, Scalar], folder: Path) -> None:
         """Start a trial if :attr:`has_room` is true; :meth:`wait` returns its ``key``."""
-        if self._jobs == 1:
-            self._done.append((key, run_trial(settings, folder)))
-            return
         self._keys[folder.name] = key
         self._pool.start(Job(folder.name, {**settings, "run-dir": str(folder)}))
 
     def wait(self) -> list[tuple[Any, Outcome]]:
         """Wait until at least one trial has ended; return the keys and outcomes."""
-        out, self._done = self._done, []
-        while not out:
+        while not self._done and (self._pool.num_busy or self._again):
             if not self._pool.num_busy:
-                if not self._again:
-                    break
                 self._pool.start(self._again.pop(0))
-            for job, kind, content in self._pool.wait():
-                outcome = content
-                if kind == "died":
-                    shutil.rmtree(str(job.settings["run-dir"]), ignore_errors=True)
-                    if job.name not in self._repeated:
-                        self._repeated.add(job.name)
-                        self._again.append(job)
-                        continue
-                    was_killed = content == -signal.SIGKILL
-                    error = KILLED if was_killed else ENDED.format(content)
-                    outcome = Outcome(None, error=error)
-                out.append((self._keys.pop(job.name), outcome))
+            self._pool.wait()
+        out, self._done = self._done, []
         return out
+
+    def _receive(self, job: Job, kind: str, content: Any) -> None:
+        """Note the outcome of a trial; run it again if its process died."""
+        if kind == "hold":
+            if self._on_note is not None:
+                self._on_note(f"{job.name}: {content}")
+            return
+        if kind == "died":
+            shutil.rmtree(str(job.settings["run-dir"]), ignore_errors=True)
+            if job.name not in self._repeated:
+                self._repeated.add(job.name)
+                self._again.append(job)
+                return
+            was_killed = content == -signal.SIGKILL
+            content = Outcome(
+                None, error=KILLED if was_killed else ENDED.format(content)
+            )
+        self._done.append((self._keys.pop(job.name), content))
 
 
 def _run_in_worker(job: Job, _: Send) -> Outcome:

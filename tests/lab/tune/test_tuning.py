@@ -26,7 +26,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.lab.experiments import pool
+from flower_fgl.lab.experiments import jobs
 from flower_fgl.lab.experiments.experiment_file import Experiment, read_experiment
 from flower_fgl.lab.experiments.search_space import (
     Choices,
@@ -693,10 +693,10 @@ def test_a_trial_with_fine_tuning_is_scored_after_it(
 
 
 # ----------------------------------------------------------------------------- processes
-class KilledWorker(pool.Worker):
+class KilledWorker(jobs.Worker):
     """A process that is killed when it gets the trial "two"."""
 
-    def take(self, job: pool.Job) -> None:
+    def take(self, job: jobs.Job) -> None:
         super().take(job)
         if job.name == "two":
             os.kill(self.process.pid or 0, signal.SIGKILL)
@@ -719,7 +719,7 @@ def test_a_process_runs_a_trial_while_another_is_killed(
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__file__", str(script), raising=False)
     monkeypatch.setattr(main, "__spec__", None, raising=False)
-    monkeypatch.setattr(pool, "Worker", KilledWorker)
+    monkeypatch.setattr(jobs, "Worker", KilledWorker)
     with TrialProcesses(2) as processes:
         own = {"dataset": "/no.npz", "clients": 2, "model": "own-network"}
         processes.submit("one", own, tmp_path / "one")
@@ -770,10 +770,12 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
 def test_a_process_that_ended_by_itself_is_no_lack_of_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    job = pool.Job("trial", {"run-dir": str(tmp_path / "trial")})
-    monkeypatch.setattr(pool.WorkerPool, "start", lambda *_: None)
-    monkeypatch.setattr(pool.WorkerPool, "num_busy", 1)
-    monkeypatch.setattr(pool.WorkerPool, "wait", lambda _: [(job, "died", 3)])
+    job = jobs.Job("trial", {"run-dir": str(tmp_path / "trial")})
+    monkeypatch.setattr(jobs.WorkerPool, "start", lambda *_: None)
+    monkeypatch.setattr(jobs.WorkerPool, "num_busy", 1)
+    monkeypatch.setattr(
+        jobs.WorkerPool, "wait", lambda pool: pool._receive(job, "died", 3)
+    )
     with TrialProcesses(2) as processes:
         processes.submit("trial", {}, tmp_path / "trial")
         assert processes.wait() == [("trial", Outcome(None, error=ENDED.format(3)))]
