@@ -15,12 +15,13 @@ from flower_fgl.lab.tables.compare import (
     common_scale,
     compare_runs,
     finetuned_note,
+    gains_per_owner,
+    owner_metric,
     place_name,
     select_runs,
     side_names,
     unequal_settings,
 )
-from flower_fgl.lab.tables.per_owner import gains_per_owner, owner_metric
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import flatten_config

@@ -19,6 +19,8 @@ from flower_fgl.lab.tables.compare import (
     common_metric,
     common_scale,
     compare_runs,
+    frames_per_owner,
+    owner_metric,
     select_runs,
 )
 from flower_fgl.lab.tables.statistics import Comparison
@@ -357,8 +359,6 @@ class RunSet(Sequence[Run]):
             If two runs of a method have the same data and seed.
         """
         import pandas as pd
-
-        from flower_fgl.lab.tables.per_owner import frames_per_owner, owner_metric
 
         groups = self.by_method()
         names = list(groups)

@@ -18,15 +18,15 @@ from flower_fgl.lab.experiments.experiment_file import (
     Experiment,
     PlannedRun,
     read_experiment,
+    standalone_text,
     with_clients,
 )
-from flower_fgl.lab.experiments.experiment_tables import standalone_text
 from flower_fgl.lab.tables.cells import PLACE, Cell, describe_published, make_cell
 from flower_fgl.lab.tables.compare import PER_RUN, group_runs
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
-from flower_fgl.lab.tune.tuned_file import hash_of_study, nested, published_tables
+from flower_fgl.lab.tune.tuned_file import experiment_table, hash_of_study
 from flower_fgl.methods import drop_removed
-from flower_fgl.runs.files import flatten_config, read_text
+from flower_fgl.runs.files import flatten_config, grouped, read_text
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import writing
 
@@ -51,28 +51,12 @@ def copy_experiment(
     else:
         source = f"{experiment.name} with the options of the command line"
         head = f"# Written by flower-fgl run: {source}.\n\n"
-        data = (head + tomli_w.dumps(_to_table(experiment))).encode()
+        data = (head + tomli_w.dumps(experiment_table(experiment))).encode()
     with writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         if not (path.exists() and path.read_bytes() == data):
             write_file(path, data)
     return path
-
-
-def _to_table(experiment: Experiment) -> dict[str, Any]:
-    """Return an experiment as its file holds it."""
-    config = {k: v for k, v in experiment.config.items() if k != "run-dir"}
-    table: dict[str, Any] = {
-        "title": experiment.title,
-        "draws": experiment.draws,
-        "tuning": dict(experiment.tuning),
-        "config": nested(config),
-        "case": [nested(case) for case in experiment.cases],
-        # not nested: a table would come last, and the order names the runs
-        "grid": dict(experiment.grid),
-        **published_tables(experiment),
-    }
-    return {key: value for key, value in table.items() if value or key == "config"}
 
 
 def order_runs(runs: Sequence[RunFolder]) -> tuple[list[RunFolder], str]:
@@ -142,10 +126,7 @@ def tabulate_runs(
 
 def _by_folder(runs: Sequence[RunFolder]) -> dict[Path, list[RunFolder]]:
     """Group runs by the folder of their run folders."""
-    folders: dict[Path, list[RunFolder]] = {}
-    for run in runs:
-        folders.setdefault(run.path.resolve().parent, []).append(run)
-    return folders
+    return grouped(runs, lambda run: run.path.resolve().parent)
 
 
 def _planned_cells(
@@ -183,10 +164,8 @@ def _planned_cells(
                 published = {}
                 notes = [f"Published values are left out: the runs have {partial}."]
             cells.append(
-                make_cell(
-                    rows[row],
-                    experiment=experiment.name,
-                    row=plan.line,
+                replace(
+                    make_cell(rows[row], experiment=experiment.name, row=plan.line),
                     title=experiment.title,
                     order=order,
                     planned_draws=experiment.draws,
@@ -298,7 +277,10 @@ def _unplanned_cells(
     """Return the cells of a folder without experiment file, by the runs' settings."""
     done = [run for run in runs if run.status == "completed" and run.best is not None]
     cells = [
-        make_cell(members, experiment=name, row=label.replace(" · ", ", "), order=order)
+        replace(
+            make_cell(members, experiment=name, row=label.replace(" · ", ", ")),
+            order=order,
+        )
         for order, (label, members) in enumerate(group_runs(done, but=PLACE))
     ]
     return cells, [
@@ -318,14 +300,13 @@ def results_table(
     """
     replicate = "draws" if experiment.draws else "seeds"
     labels = {planned.row: planned.label or planned.row for planned, _ in runs}
-    members: dict[str, list[RunFolder]] = {}
-    for planned, run in runs:
-        members.setdefault(planned.row, []).append(run)
+    members = grouped(runs, lambda pair: pair[0].row)
     scores = Scores(frame_of_runs(("", planned.row, run) for planned, run in runs))
     titles = {"accuracy": "published", "macro_f1": "published macro-F1"}
     titles |= {key: f"published {title}" for key, title in SETTING_COLUMNS.items()}
     places: dict[object, list[dict[str, str]]] = {}
-    for name, found in members.items():
+    for name, pairs in members.items():
+        found = [run for _, run in pairs]
         row = {"run": labels[name], replicate: str(len(found))}
         for title, key in _columns(found):
             if values := scores.values("", name, *key):

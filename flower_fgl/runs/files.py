@@ -7,9 +7,17 @@ killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
@@ -18,7 +26,7 @@ from flower_fgl.core.options import Scalar
 
 __all__ = ["CLIENTS_FILE", "CONFIG_FILE", "ENDED", "HEADER", "MEND", "MODEL", "ORIGIN"]
 __all__ += ["RELEASES", "ROUNDS", "SUMMARY", "OnRound", "Row", "check_folder_name"]
-__all__ += ["flatten_config", "in_folder_name", "parse_row", "read_lines"]
+__all__ += ["flatten_config", "grouped", "in_folder_name", "parse_row", "read_lines"]
 __all__ += ["read_sources", "read_text", "require_whole", "settings_toml"]
 __all__ += ["status_of", "tell_apart"]
 
@@ -39,6 +47,8 @@ TITLE = "# All settings of this run, down to the last line.\n"
 END = "# end of settings"
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 """One row of ``rounds.jsonl`` or ``clients.jsonl``."""
 OnRound = Callable[[Row], None]
 """Callback that receives the row of each round."""
@@ -162,6 +172,14 @@ def check_folder_name(name: str, what: str) -> None:
             f'{what} "{name}" cannot be the name of a run folder. Use a name with letters '
             "or digits."
         )
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return items by a key, which is in the order of its first item."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def tell_apart(

@@ -221,13 +221,21 @@ class RunFolder:
         if best is None:
             return {}
         names = self.owner_names
-        found: dict[int, float] = {}
-        for row in self.clients:
-            scores = row.get("metrics", {}).get(scope, {}).get(column, {})
-            value = scores.get(metric)
-            if row["round"] == best["round"] and value is not None:
-                found[row["partition_id"]] = float(value)
-        return {names.get(pid, str(pid)): found[pid] for pid in sorted(found)}
+        found = {
+            names.get(pid, str(pid)): columns.get(column, {}).get(metric)
+            for pid, columns in self.client_scores(best["round"], scope).items()
+        }
+        return {name: float(v) for name, v in found.items() if v is not None}
+
+    def client_scores(self, number: int | None, scope: str) -> dict[int, Row]:
+        """Return the scores of clients in a round by partition-id, node set and name."""
+        found = {
+            int(row["partition_id"]): scores
+            for row in self.clients
+            if row["round"] == number
+            and (scores := (row.get("metrics") or {}).get(scope))
+        }
+        return dict(sorted(found.items()))
 
     def owner_metric(self, column: str = "test") -> str:
         """Return ``auroc`` if all scored owners have it, else ``accuracy``.

@@ -20,7 +20,7 @@ from flower_fgl.lab.report.numbers import cost_until
 from flower_fgl.lab.report.page import write_report
 from flower_fgl.lab.results import Run, RunSet, compare
 from flower_fgl.lab.tables.cells import Cell, make_cell
-from flower_fgl.lab.tables.per_owner import gains_per_owner
+from flower_fgl.lab.tables.compare import gains_per_owner
 from flower_fgl.lab.tables.ranks import rank_rows
 from flower_fgl.lab.tables.results_table import ResultsTable
 from flower_fgl.lab.tables.statistics import paired_test

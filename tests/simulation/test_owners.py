@@ -30,8 +30,7 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.lab.report.figures import draw_run
 from flower_fgl.lab.results import RunSet
 from flower_fgl.lab.tables.cells import Cell, Draw, make_cell
-from flower_fgl.lab.tables.compare import select_runs
-from flower_fgl.lab.tables.per_owner import gains_per_owner
+from flower_fgl.lab.tables.compare import gains_per_owner, select_runs
 from flower_fgl.lab.tables.results_table import ResultsTable
 from flower_fgl.lab.tables.table_formats import format_table
 from flower_fgl.lab.tabulate import tabulate_runs

@@ -39,14 +39,14 @@ HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b
 
 def client_bars(
     partition_ids: Sequence[int | str],
-    scores: Sequence[float],
+    scores: Sequence[float | None],
     pooled: float | None,
     *,
     items: str = "nodes",
     score: str = "accuracy",
     is_percent: bool = True,
 ) -> Figure:
-    """Draw the test score of each client of one run; NaN without test nodes.
+    """Draw the test score of each client of one run, ``None`` without test nodes.
 
     Texts among ``partition_ids`` are names of owners. ``pooled``, over the ``items`` of
     all clients, is drawn as a line.
@@ -90,7 +90,7 @@ def _client_title(ids: Sequence[int | str]) -> str:
 
 def client_spread(
     labels: Sequence[str],
-    scores: Sequence[Sequence[float]],
+    scores: Sequence[Sequence[float | None]],
     pooled: Sequence[float | None],
     colours: Sequence[str] = (),
     *,
@@ -119,7 +119,8 @@ def client_spread(
             # a fixed zigzag separates equal values
             offset = 0.16 * (np.arange(len(scores[number])) % 3 - 1)
             look = {"s": 22, "color": colour, "alpha": 0.55, "linewidth": 0}
-            panel.scatter(scores[number], row + offset, zorder=2, **look)
+            values = np.asarray(scores[number], dtype=float)
+            panel.scatter(values, row + offset, zorder=2, **look)
             middle = pooled[number]
             if middle is not None:
                 ends = [row - 0.36, row + 0.36]

@@ -25,6 +25,7 @@ from flower_fgl.lab.plots.style import (
     show_percent,
 )
 from flower_fgl.lab.units import scale_bytes
+from flower_fgl.runs.files import grouped
 
 __all__ = ["Curve", "by_cost", "by_round", "by_value", "column_curves", "convergence"]
 
@@ -73,7 +74,11 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     deviation wide on each side. Losses of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
-    groups, looks, score = _by_panel(curves), _looks(curves), curves[0].score
+    groups, looks, score = (
+        grouped(curves, lambda curve: curve.panel),
+        _looks(curves),
+        curves[0].score,
+    )
     titles = [first_upper(score)]
     if not is_single:
         titles = [f"{column} {score}" for column in ("Validation", "Test")]
@@ -114,7 +119,7 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
 
 def by_cost(curves: Sequence[Curve]) -> Figure:
     """Draw the test score by bytes and seconds; far apart, the axes are logarithmic."""
-    groups, looks = _by_panel(curves), _looks(curves)
+    groups, looks = grouped(curves, lambda curve: curve.panel), _looks(curves)
     figure, grid, columns = panel_grid(
         2,
         list(looks),
@@ -147,14 +152,6 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
     if len(curves) > 1:
         legend_below(figure, lines, columns)
     return figure
-
-
-def _by_panel(curves: Sequence[Curve]) -> dict[str, list[Curve]]:
-    """Return the curves of each dataset, or all of them under an empty name."""
-    groups: dict[str, list[Curve]] = {}
-    for curve in curves:
-        groups.setdefault(curve.panel, []).append(curve)
-    return groups
 
 
 def _looks(curves: Sequence[Curve]) -> dict[str, Mapping[str, Any]]:
@@ -254,7 +251,7 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
     layout: dict[str, list[tuple[Curve, Sequence[float], Mapping[str, Any]]]] = {}
     looks = _looks(curves)
-    for panel, group in _by_panel(curves).items():
+    for panel, group in grouped(curves, lambda curve: curve.panel).items():
         for number, title in enumerate(titles):
             found = [
                 (c, c.columns.get(title, [math.nan] * len(c.rounds))) for c in group
@@ -301,7 +298,7 @@ MARKERS = "os^D"
 
 def by_value(
     values: Sequence[float],
-    panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
+    panels: Mapping[str, Sequence[tuple[str, Sequence[float | None], Sequence[float]]]],
     *,
     xlabel: str,
     plain: Collection[str] = (),
@@ -324,7 +321,7 @@ def by_value(
         lines = [
             panel.errorbar(
                 range(len(values)),
-                means,
+                np.asarray(means, dtype=float),
                 yerr=deviations,
                 linewidth=1.6,
                 elinewidth=0.9,

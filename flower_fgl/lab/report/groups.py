@@ -5,12 +5,11 @@ which they first appear. Lines of one method differ by their marker; where all l
 to one method, they have colours instead.
 """
 
-import json
 import re
-import statistics
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from flower_fgl.core.errors import RunError
@@ -23,13 +22,18 @@ from flower_fgl.core.score_names import (
 )
 from flower_fgl.lab import plots
 from flower_fgl.lab.report.numbers import pooled_test_score, shown_score
-from flower_fgl.lab.tables.compare import PER_RUN, common_scale, group_runs, main_metric
+from flower_fgl.lab.tables.compare import (
+    common_scale,
+    group_runs,
+    main_metric,
+    own_settings,
+)
 from flower_fgl.lab.tables.frame import Scores, frame_of_runs, place_of
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
-from flower_fgl.runs.files import flatten_config, tell_apart
+from flower_fgl.runs.files import grouped
 from flower_fgl.runs.run import RunFolder
 
-__all__ = ["Line", "Sweep", "SweepLine", "average_groups", "find_sweeps"]
+__all__ = ["Line", "Sweep", "average_groups", "find_sweeps"]
 __all__ += ["has_one_objective", "lines_of", "looks_of", "over_seeds", "scored_runs"]
 
 KINDS = {"own": "", "global": ", aggregated model"}
@@ -42,10 +46,10 @@ TUNED_KINDS = {
 """The same of runs that end with fine-tuning."""
 
 
-def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, Any]]]:
-    """Return the completed runs with scores, and their settings without seeds."""
+def scored_runs(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    """Return the completed runs with scores."""
     return [
-        (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
+        run
         for run in runs
         if run.status == "completed"
         and pooled_test_score(run, "rmse" if run.target else "accuracy") is not None
@@ -54,8 +58,7 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, dict[str, An
 
 def average_groups(runs: Sequence[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
     """Group completed runs with scores that differ only in their seeds, by their name."""
-    scored = [run for run, _ in scored_runs(runs)]
-    return group_runs(scored, but={"dataset", "clients"}, smallest=2)
+    return group_runs(scored_runs(runs), but={"dataset", "clients"}, smallest=2)
 
 
 def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:
@@ -121,11 +124,8 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
 
 def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
     """Set ``rank`` and ``has_other_draws``, see :func:`over_seeds`."""
-    places: dict[Hashable, list[dict[str, Any]]] = {}
-    for row in rows:
-        places.setdefault(row["place"], []).append(row)
     tests: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    for rivals in places.values():
+    for rivals in grouped(rows, lambda row: row["place"]).values():
         scored = [row for row in rivals if len(row["main"])]
         if len(rivals) < 2 or not scored:
             continue
@@ -136,7 +136,7 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
         scale: ScoreScale = scored[0]["scale"]
         best = max(
             scored,
-            key=lambda row, s=scale: s.goodness(statistics.fmean(row["main"])),  # type: ignore[misc]
+            key=lambda row, s=scale: s.goodness(fmean(row["main"])),  # type: ignore[misc]
         )
         best["rank"] = "best"
         tests += [(best, row) for row in scored if row is not best]
@@ -191,104 +191,60 @@ def _seeds(runs: Sequence[RunFolder]) -> str:
 
 
 @dataclass(frozen=True)
-class SweepLine:
-    """Test scores of runs that differ only in one setting and their seeds, by its value."""
-
-    label: str
-    method: str
-    scores: Mapping[float, Mapping[str, Sequence[float]]]
-
-    def mean(self, value: float, metric: str) -> float | None:
-        """Return the mean over the runs at a value, ``None`` without runs."""
-        known = self.scores.get(value, {}).get(metric)
-        return statistics.mean(known) if known else None
-
-    def show(self, value: float, metric: str) -> str:
-        """Format mean and standard deviation, a dash without runs."""
-        scale, spread = ScoreScale(metric), self.deviation(value, metric)
-        text = scale.show(self.mean(value, metric), 1)
-        return f"{text} ± {scale.show(spread, 1)}" if spread else text
-
-    def deviation(self, value: float, metric: str) -> float:
-        """Return the standard deviation over the runs at a value, 0 for one run."""
-        known = self.scores.get(value, {}).get(metric, ())
-        return statistics.stdev(known) if len(known) > 1 else 0.0
-
-
-@dataclass(frozen=True)
 class Sweep:
-    """A setting ``key`` with the scores at each of its values, at least two per line.
+    """Test scores of runs that differ only in one setting, ``key``, and their seeds.
 
-    ``metrics`` are the shown scores with their display names.
+    ``lines`` are the methods by name of the runs, with at least two values each;
+    ``metrics`` the shown scores with their display names.
     """
 
     key: str
-    lines: tuple[SweepLine, ...]
+    lines: Mapping[str, str]
     metrics: Mapping[str, str]
+    scores: Scores
 
     @property
     def values(self) -> list[float]:
-        """All values of all lines, ascending."""
-        return sorted({value for line in self.lines for value in line.scores})
+        """All values of the setting, ascending."""
+        return sorted(set(self.scores.frame["place"]))
+
+    def at(self, line: str, value: float, metric: str) -> list[float]:
+        """Return the scores of the runs of a line at a value."""
+        return self.scores.values(value, line, "own", "test", metric)
+
+    def show(self, line: str, value: float) -> str:
+        """Format mean and standard deviation, if any, of each score at a value."""
+        shown = {m: self.at(line, value, m) for m in self.metrics}
+        return " / ".join(
+            ScoreScale(m).show_mean(found if len(set(found)) > 1 else found[:1], 1)
+            for m, found in shown.items()
+        )
 
 
 def find_sweeps(runs: Sequence[RunFolder]) -> list[Sweep]:
     """Find the numeric settings that have several values among completed, scored runs."""
-    scored = scored_runs(runs)
+    settings = [(run, own_settings(run)) for run in scored_runs(runs)]
     tried: dict[str, set[float]] = {}
-    for _, config in scored:
+    for _, config in settings:
         for key, value in config.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 tried.setdefault(key, set()).add(value)
-    main = shown_score([run for run, _ in scored])
-    has_numbers = any(run.target for run, _ in scored)
-    names = [main, "spearman" if has_numbers else "macro_f1"]
-    metrics = {n: common_scale(n, [run for run, _ in scored]).title for n in names}
-    found = [
-        Sweep(key, tuple(_lines(key, scored, list(metrics))), metrics)
-        for key, values in tried.items()
-        if len(values) > 1
-    ]
-    return [sweep for sweep in found if sweep.lines]
-
-
-def _lines(
-    key: str,
-    runs: Sequence[tuple[RunFolder, Mapping[str, Any]]],
-    metrics: Sequence[str],
-) -> list[SweepLine]:
-    """Group the runs that differ only in one setting; drop groups with one value."""
-    groups: dict[str, dict[float, list[RunFolder]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    others: dict[str, dict[str, Any]] = {}
-    for run, config in runs:
-        if key in config:
-            rest = {k: v for k, v in config.items() if k != key}
-            name = json.dumps(rest, sort_keys=True)
-            groups[name][config[key]].append(run)
-            others[name] = rest
-    kept = [name for name, by_value in groups.items() if len(by_value) > 1]
-    labels = tell_apart([others[name] for name in kept])
-    return [
-        SweepLine(
-            label,
-            str(others[name]["method"]),
-            {v: _scores(same, metrics) for v, same in groups[name].items()},
-        )
-        for name, label in zip(kept, labels, strict=True)
-    ]
-
-
-def _scores(
-    runs: Sequence[RunFolder], metrics: Sequence[str]
-) -> dict[str, list[float]]:
-    """Return the test scores of the runs by metric."""
-    tests = [(run.final or {})["test"] for run in runs]
-    return {
-        metric: [test[metric] for test in tests if test.get(metric) is not None]
-        for metric in metrics
-    }
+    scored = [run for run, _ in settings]
+    main = shown_score(scored)
+    second = "spearman" if any(run.target for run in scored) else "macro_f1"
+    metrics = {name: common_scale(name, scored).title for name in (main, second)}
+    sweeps = []
+    for key in [key for key, values in tried.items() if len(values) > 1]:
+        value_of = {id(run): own[key] for run, own in settings if key in own}
+        having = [run for run in scored if id(run) in value_of]
+        groups = group_runs(having, smallest=2, varying=key)
+        if groups:
+            lines = {name: str(same[0].summary["method"]) for name, same in groups}
+            frame = frame_of_runs(
+                (value_of[id(run)], name, run) for name, same in groups for run in same
+            )
+            sweeps.append(Sweep(key, lines, metrics, Scores(frame)))
+    return sweeps
 
 
 @dataclass(frozen=True)

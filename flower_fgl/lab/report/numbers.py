@@ -10,6 +10,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
 from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.lab.tables.compare import common_scale, one_metric
+from flower_fgl.runs.files import grouped
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored, main_scope
 
@@ -63,9 +64,7 @@ def setting_of(run: RunFolder) -> str:
 
 def settings_of(runs: Sequence[RunFolder]) -> dict[str, list[str]]:
     """Return the additional node sets of each setting that has any."""
-    groups: dict[str, list[RunFolder]] = {}
-    for run in runs:
-        groups.setdefault(setting_of(run), []).append(run)
+    groups = grouped(runs, setting_of)
     found = {setting: own_columns_of(group) for setting, group in groups.items()}
     return {setting: own for setting, own in found.items() if own}
 
@@ -96,15 +95,9 @@ def shown_score(runs: Sequence[RunFolder]) -> str:
 
 def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:
     """Return each client's test score in the best round, by partition ID."""
-    if run.best is None:
-        return {}
-    found = {
-        int(row["partition_id"]): row["metrics"][main_scope(run.rounds)].get("test", {})
-        for row in run.clients
-        if row["round"] == run.best["round"]
-        and row.get("metrics", {}).get(main_scope(run.rounds))
-    }
-    return {pid: found[pid].get(score) for pid in sorted(found)}
+    number = (run.best or {}).get("round")
+    found = run.client_scores(number, main_scope(run.rounds))
+    return {pid: columns.get("test", {}).get(score) for pid, columns in found.items()}
 
 
 def calibration_rows(run: RunFolder) -> list[tuple[str, dict[str, float | None]]]:
@@ -115,16 +108,14 @@ def calibration_rows(run: RunFolder) -> list[tuple[str, dict[str, float | None]]
     entry = run.summary.get("calibrated")
     scope = "global" if entry else main_scope(run.rounds)
     entry, names = entry or run.best or {}, run.owner_names
+    scores = run.client_scores(entry.get("round"), scope)
     found = {
-        int(row["partition_id"]): test
-        for row in run.clients
-        if row["round"] == entry.get("round")
-        and (test := (row.get("metrics") or {}).get(scope, {}).get("test"))
+        pid: test for pid, columns in scores.items() if (test := columns.get("test"))
     }
     keys = [key for key in CALIBRATION if any(key in test for test in found.values())]
     return [
-        (names.get(pid, str(pid)), {key: found[pid].get(key) for key in keys})
-        for pid in sorted(found if keys else ())
+        (names.get(pid, str(pid)), {key: test.get(key) for key in keys})
+        for pid, test in (found if keys else {}).items()
     ]
 
 

@@ -28,8 +28,7 @@ from flower_fgl.lab.report.groups import (
     lines_of,
     over_seeds,
 )
-from flower_fgl.lab.tables.compare import common_scale
-from flower_fgl.lab.tables.per_owner import frames_per_owner, owner_metric
+from flower_fgl.lab.tables.compare import common_scale, frames_per_owner, owner_metric
 from flower_fgl.lab.units import show_bytes, show_seconds
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import RunFolder
@@ -212,7 +211,6 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
     ]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, MISSING) for config in flat]) for key in keys]
-    sweeps = find_sweeps(runs)
     differing = [(key, values) for key, values in table if len(set(values)) > 1]
     if len(runs) > MANY:  # a method's own settings only where its runs differ in them
         differing = [
@@ -228,22 +226,7 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         "has_losses": has_one_objective(runs),
         "ranks": {group["rank"] for group in groups},
         "groups": groups,
-        "sweeps": [
-            (
-                sweep,
-                [
-                    (
-                        line.label,
-                        [
-                            " / ".join(line.show(value, m) for m in sweep.metrics)
-                            for value in sweep.values
-                        ],
-                    )
-                    for line in sweep.lines
-                ],
-            )
-            for sweep in sweeps
-        ],
+        "sweeps": find_sweeps(runs),
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)

@@ -6,12 +6,13 @@ each draw rounds, scores, bytes and seconds. It contains no path of a machine.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, get_origin
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
@@ -23,9 +24,8 @@ from flower_fgl.core.score_names import (
     kind_of_score,
 )
 from flower_fgl.core.settings import main_score_of, owners_name
-from flower_fgl.lab.tables.check_cell import check_cell
 from flower_fgl.runs.environment import version_label
-from flower_fgl.runs.files import flatten_config, in_folder_name, read_text
+from flower_fgl.runs.files import flatten_config, grouped, in_folder_name, read_text
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
@@ -80,6 +80,8 @@ METRICS += ("micro_f1", "macro_recall", "num_nodes")
 METRICS += ("mean_accuracy", "mean_auroc", "mean_auprc")
 METRICS += (*NUMBER_SCORES, *(f"mean_{name}" for name in NUMBER_SCORES))
 DIGITS = 8
+SIGNED = ("r2", "spearman", "mean_r2", "mean_spearman")
+"""Shares that may be negative."""
 
 Scores = Mapping[str, Mapping[str, float | int]]
 """Scores by node set and name; ``worst_accuracy`` is that of the worst client."""
@@ -151,7 +153,7 @@ class Cell:
     engine: str = ""
     device: str = ""
     host: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=list)
     target: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -209,7 +211,7 @@ class Cell:
                 )
             draws = [Draw(**draw) for draw in table["draws"]]
             cell = cls(**{**table, "draws": draws})
-            check_cell(cell)
+            _check_cell(cell)
         except RunError:  # a ValueError, too
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -228,18 +230,55 @@ class Cell:
         return json.dumps(table, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def make_cell(
-    runs: Sequence[RunFolder],
-    *,
-    experiment: str,
-    row: str,
-    title: str = "",
-    order: int = 0,
-    planned_draws: int = 0,
-    published: Mapping[str, float] | None = None,
-    tuning: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-) -> Cell:
+def _check_cell(cell: Cell) -> None:
+    """Check the types and ranges of all values of a cell; else a ValueError."""
+    _check_types(cell, "the cell")
+    for draw in cell.draws:
+        _check_types(draw, "a draw")
+    if "dataset" not in cell.place:
+        raise ValueError('"place" names no dataset')
+    needed = {"budget", "draws", "metric", "study"}
+    if cell.tuning and (lacking := needed - cell.tuning.keys()):
+        raise ValueError(f'"tuning" lacks {", ".join(sorted(lacking))}')
+    for value in cell.published.values():
+        most = math.inf if cell.target else 100
+        _check_number(value, most, "a published value")
+    if not cell.draws:
+        raise ValueError("it has no draw")
+    if len({draw.key for draw in cell.draws}) < len(cell.draws):
+        raise ValueError("a draw is there twice")
+    for draw in cell.draws:
+        _check_number(draw.seconds, math.inf, '"seconds"')
+        for model, columns in draw.scores.items():
+            for column, scores in columns.items():
+                for metric, value in scores.items():
+                    is_open = kind_of_score(metric).is_lower or metric == "num_nodes"
+                    most = math.inf if is_open else 1
+                    name = f"{metric} of {model}, {column},"
+                    _check_number(value, most, name, may_be_negative=metric in SIGNED)
+
+
+def _check_types(part: Any, name: str) -> None:
+    """Check that texts, whole numbers and tables are such."""
+    for entry in fields(part):
+        value, kind = getattr(part, entry.name), get_origin(entry.type) or entry.type
+        wanted = kind if kind in (str, int, Mapping) else object
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(f'"{entry.name}" of {name} cannot be {value!r}')
+
+
+def _check_number(
+    value: Any, most: float, name: str, *, may_be_negative: bool = False
+) -> None:
+    """Reject what is no finite number between 0 and a bound."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    size = min(abs(value), most) if is_number and may_be_negative else value
+    if not is_number or not 0 <= size <= most or value == math.inf or value > most:
+        bounds = f"between 0 and {most}" if most < math.inf else "of 0 or more"
+        raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
+
+
+def make_cell(runs: Sequence[RunFolder], *, experiment: str, row: str) -> Cell:
     """Make a cell of completed runs with scores that differ in their draw only."""
     ordered = sorted(runs, key=_draw_of)
     for before, after in pairwise(ordered):
@@ -264,17 +303,12 @@ def make_cell(
     hosts = [environment.get("host") or {} for environment in environments]
     return Cell(
         experiment=experiment,
-        title=title,
+        title="",
         row=row,
         method=str(first.summary["method"]),
         place={key: flat[key] for key in PLACE if flat.get(key, "") != ""},
         settings={k: v for k, v in flat.items() if k not in (*PLACE, "method")},
         draws=[_make_draw(run) for run in ordered],
-        order=order,
-        planned_draws=planned_draws,
-        published=dict(published or {}),
-        tuning=dict(tuning or {}),
-        notes=list(notes),
         selection=str(first.summary.get("selection", "validation")),
         engine=str(first.summary.get("engine") or ""),
         device=str(_each_once(e.get("device", "") for e in environments)),
@@ -333,9 +367,7 @@ def _settings_of(run: RunFolder) -> dict[str, Scalar]:
 
 def _one_version(runs: Sequence[RunFolder], name: str) -> dict[str, Any]:
     """Return versions, commit and source hash; reject runs of several."""
-    seen: dict[str, list[RunFolder]] = {}
-    for run in runs:
-        seen.setdefault(version_label(run.environment), []).append(run)
+    seen = grouped(runs, lambda run: version_label(run.environment))
     if len(seen) > 1:
         listed = "; ".join(
             f"{', '.join(run.path.name for run in members)}: {label}"
@@ -413,10 +445,8 @@ def _worst(
     """Return the worst score of a client in the selected round, by node set and name."""
     lowest: dict[str, dict[str, float]] = {}
     names = dict.fromkeys(["accuracy", str(run.summary.get("metric", "accuracy"))])
-    for row in run.clients:
-        if row["round"] != entry["round"]:
-            continue
-        for column, scores in (row.get("metrics") or {}).get(scope, {}).items():
+    for columns in run.client_scores(entry["round"], scope).values():
+        for column, scores in columns.items():
             mine = lowest.setdefault(column, {})
             for name in names:
                 if (value := scores.get(name)) is not None:

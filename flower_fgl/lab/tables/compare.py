@@ -1,4 +1,6 @@
-"""The ``compare`` command: select runs, and compare two sets by paired differences."""
+"""Select runs, and compare two sets of them by paired differences, also by owner."""
+
+from __future__ import annotations
 
 import glob
 import json
@@ -6,22 +8,32 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, nearest
 from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds
 from flower_fgl.lab.tables.cells import NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
-from flower_fgl.runs.files import flatten_config, in_folder_name, tell_apart
+from flower_fgl.runs.files import (
+    flatten_config,
+    grouped,
+    in_folder_name,
+    tell_apart,
+)
 from flower_fgl.runs.run import RunFolder
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["COMPARED", "PER_RUN", "Comparisons", "common_metric", "common_scale"]
-__all__ += ["compare_runs", "finetuned_note", "group_runs", "main_metric", "one_metric"]
-__all__ += ["paired_runs", "place_name", "select_runs", "side_names"]
+__all__ += ["compare_runs", "finetuned_note", "frames_per_owner", "gains_per_owner"]
+__all__ += ["group_runs", "main_metric", "one_metric", "owner_metric"]
+__all__ += ["own_settings", "paired_runs", "place_name", "select_runs", "side_names"]
 __all__ += ["unequal_settings", "without_seed"]
 
 PER_RUN = NO_RESULT | {"threads"}
@@ -232,25 +244,25 @@ def compare_runs(
     from flower_fgl.lab.tables.frame import Scores, frame_of_runs
 
     found = Comparisons()
-    places = [[place_name(run) for run in runs] for runs in done]
-    for place in dict.fromkeys(place_name(first) for first, _ in pairs):
-        here = [pair for pair in pairs if place_name(pair[0]) == place]
+    scores = Scores(
+        frame_of_runs(
+            (place_name(pair[0]), side, run)
+            for pair in pairs
+            for side, run in enumerate(pair)
+        )
+    )
+    for place, here in grouped(pairs, lambda pair: place_name(pair[0])).items():
         first, second = (
-            Scores(frame_of_runs((place, "", pair[side]) for pair in here)).series(
-                place, "", "own", column, metric
-            )
-            for side in (0, 1)
+            scores.series(place, side, "own", column, metric) for side in (0, 1)
         )
         second.index = first.index  # the pairs are in the same order
-        tested = compare_series(
-            first, second, common_scale(metric, [run for pair in here for run in pair])
-        )
+        scale = common_scale(metric, [run for pair in here for run in pair])
+        tested = compare_series(first, second, scale)
         assert tested is not None
-        unpaired = (places[0].count(place), places[1].count(place))
+        all_here = ([place_name(run) for run in runs].count(place) for runs in done)
+        lone, other_lone = (number - len(here) for number in all_here)
         found[place] = replace(
-            tested,
-            names=side_names(one, other),
-            unpaired=(unpaired[0] - len(here), unpaired[1] - len(here)),
+            tested, names=side_names(one, other), unpaired=(lone, other_lone)
         )
     return Comparisons(zip(found, compare_all(list(found.values())), strict=True))
 
@@ -280,7 +292,7 @@ def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[st
     """
     first = [runs[0] for runs in (one, other)]
     labels = tell_apart(
-        [{"method": run.summary["method"], **_own_settings(run)} for run in first],
+        [{"method": run.summary["method"], **own_settings(run)} for run in first],
         but={"dataset", "clients"},
     )
     parts = [label.split(" · ") for label in labels]
@@ -296,26 +308,36 @@ def side_names(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> tuple[st
     return "A", "B"
 
 
-def _own_settings(run: RunFolder) -> dict[str, Any]:
-    """Return the settings of a run that may tell it from others of its method."""
+def own_settings(run: RunFolder) -> dict[str, Any]:
+    """Return the settings of a run, by dotted key, that may differ from those of others."""
     return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
 
 
 def group_runs(
-    runs: Iterable[RunFolder], *, but: Collection[str], smallest: int = 1
+    runs: Iterable[RunFolder],
+    *,
+    but: Collection[str] = (),
+    smallest: int = 1,
+    varying: str = "",
 ) -> list[tuple[str, list[RunFolder]]]:
     """Group runs that differ only in their seeds, named by what tells them apart.
 
     The names are of the method, and the settings in which groups of it differ, but some.
+    With a ``varying`` setting, runs of a group differ in it too. Groups have at least
+    ``smallest`` runs, or values of that setting.
     """
     groups: dict[str, list[RunFolder]] = {}
     configs: dict[str, dict[str, Any]] = {}
+    values: dict[str, set[Any]] = {}
     for run in runs:
-        config = {"method": run.summary["method"], **_own_settings(run)}
-        key = json.dumps([place_name(run), sorted(config.items())])
+        config = {"method": run.summary["method"], **own_settings(run)}
+        value = config.pop(varying) if varying else run.path
+        place = "" if varying == "clients" else place_name(run)
+        key = json.dumps([place, sorted(config.items())])
         groups.setdefault(key, []).append(run)
+        values.setdefault(key, set()).add(value)
         configs[key] = config
-    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
+    kept = {key: group for key, group in groups.items() if len(values[key]) >= smallest}
     labels = tell_apart([configs[key] for key in kept], but=but)
     return list(zip(labels, kept.values(), strict=True))
 
@@ -324,7 +346,7 @@ def _reject_mixed_settings(side: str, runs: Sequence[RunFolder]) -> None:
     """Reject runs on one dataset and number of clients with different settings."""
     seen: dict[Key, dict[str, Any]] = {}
     for run in runs:
-        own = _own_settings(run)
+        own = own_settings(run)
         place = (run.summary.get("dataset"), run.summary.get("clients"))
         first = seen.setdefault(place, own)
         keys = sorted(
@@ -427,3 +449,81 @@ def _shown(value: Scalar) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:
+    """Return the owners' score that all scored runs have, else ``accuracy``."""
+    return one_metric(run.owner_metric(column) for run in runs if run.best is not None)
+
+
+def _owner_scores(runs: Sequence[RunFolder], column: str, metric: str) -> pd.DataFrame:
+    """Return a row of owners' scores for each run."""
+    import pandas as pd
+
+    return pd.DataFrame([run.per_owner(column, metric) for run in runs], dtype=float)
+
+
+def frames_per_owner(
+    groups: Sequence[Sequence[RunFolder]],
+    base: int | None = None,
+    *,
+    column: str = "test",
+    metric: str = "accuracy",
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Score groups of runs, which differ in their seeds, by owner; gains over ``base``.
+
+    Both frames have a row for each owner and a column for each group. NaN stands for an
+    owner without scores or pairs.
+    """
+    import pandas as pd
+
+    found = [_owner_scores(runs, column, metric).mean() for runs in groups]
+    means = pd.concat(found, axis=1)
+    gains = pd.DataFrame(index=means.index, columns=means.columns, dtype=float)
+    for number, runs in enumerate(groups):
+        if base is not None and number != base:
+            with suppress(RunError):  # no pairs: the table shows the scores alone
+                gains[number] = gains_per_owner(
+                    groups[base], runs, column=column, metric=metric
+                )["gain"]
+    return means, gains
+
+
+def gains_per_owner(
+    one: Sequence[RunFolder], other: Sequence[RunFolder], *, column: str, metric: str
+) -> pd.DataFrame:
+    """Compare two methods owner by owner, by descending gain of B over A (usually Local).
+
+    The frame has the mean scores ``one`` and ``other`` of each owner in paired runs, the
+    ``gain``, the number of ``pairs``, and in how many of them B is better (``wins``). A
+    RunError says that no two runs form a pair, or no owner has the score in both.
+    """
+    import pandas as pd
+
+    done = [[run for run in runs if run.status == "completed"] for runs in (one, other)]
+    pairs = paired_runs(*done)
+    if not pairs:
+        raise RunError(
+            "No completed run of A has the dataset, partition, clients and seed of a run "
+            "of B. Run both methods with the same partition-seed and seed."
+        )
+    sides = (_owner_scores(runs, column, metric) for runs in zip(*pairs, strict=True))
+    first, second = next(sides).align(next(sides), join="inner", axis=1)
+    gains = ScoreScale(metric).gain(second, first)
+    known = gains.notna()
+    frame = pd.DataFrame(
+        {
+            "one": first[known].mean(),
+            "other": second[known].mean(),
+            "gain": gains.mean(),
+            "pairs": known.sum(),
+            "wins": (gains > 0).sum(),
+        }
+    ).rename_axis("owner")
+    frame = frame[frame["pairs"] > 0]
+    if frame.empty:
+        raise RunError(
+            f'No owner has "{metric}" of "{column}" in both runs of a pair. Use --metric '
+            "accuracy, macro_f1, auroc or rmse, and --column test or val."
+        )
+    return frame.sort_index().sort_values("gain", ascending=False, kind="stable")

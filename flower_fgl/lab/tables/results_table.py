@@ -23,6 +23,7 @@ from flower_fgl.lab.tables.compare import finetuned_note, one_metric, unequal_se
 from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
+from flower_fgl.runs.files import grouped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,10 +142,7 @@ class ResultsTable:
     @cached_property
     def _places(self) -> dict[tuple[Any, ...], list[Cell]]:
         """Cells by the data they are measured on."""
-        out: dict[tuple[Any, ...], list[Cell]] = {}
-        for cell in self.cells:
-            out.setdefault(cell.place_key, []).append(cell)
-        return out
+        return grouped(self.cells, lambda cell: cell.place_key)
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -284,21 +282,15 @@ class ResultsTable:
                     name = self.label(line.cell.row)
                     mean = self.scale.goodness(fmean(values))
                     rows.setdefault(name, {})[block.name] = mean
-        every = {cell.row for cell in self.cells}
-        defaults = {
-            self.label(row)
-            for row in every
-            if row.endswith(DEFAULT_SUFFIX)
-            and row.removesuffix(DEFAULT_SUFFIX) in every
-        }
+        tuned = {self.label(cell.row) for cell in _without_defaults(self.cells)}
         whole = {
             name: [
                 fmean(found[block] for block in blocks) for blocks in datasets.values()
             ]
             for name, found in rows.items()
-            if len(found) == len(self.blocks) and name not in defaults
+            if len(found) == len(self.blocks) and name in tuned
         }
-        missing = [name for name in rows if name not in whole and name not in defaults]
+        missing = [name for name in rows if name not in whole and name in tuned]
         return (rank_rows(whole) if len(whole) > 1 else None), missing
 
     def label(self, name: str) -> str:
@@ -341,13 +333,8 @@ class ResultsTable:
 
     def _unequal(self, cells: Sequence[Cell]) -> list[str]:
         """Name what is not equal in the cells of one block."""
-        rows = {cell.row for cell in cells}
-        cells = [  # the settings before tuning are those of the tuned row, or were tuned
-            cell
-            for cell in cells
-            if not cell.row.endswith(DEFAULT_SUFFIX)
-            or cell.row.removesuffix(DEFAULT_SUFFIX) not in rows
-        ]
+        # the settings before tuning are those of the tuned row, or were tuned
+        cells = _without_defaults(cells)
         settings = {self.label(cell.row): cell.settings for cell in cells}
         tuned = {
             self.label(cell.row): frozenset(cell.tuning.get("settings", ()))
@@ -386,10 +373,8 @@ class ResultsTable:
 
     def _by(self, cells: Sequence[Cell], value_of: Any) -> dict[str, list[str]]:
         """Return the names of rows by a value of their cells."""
-        out: dict[str, list[str]] = {}
-        for cell in cells:
-            out.setdefault(value_of(cell), []).append(self.label(cell.row))
-        return out
+        groups = grouped(cells, value_of).items()
+        return {value: [self.label(c.row) for c in same] for value, same in groups}
 
     def facts(self) -> list[str]:
         """Describe draws, tuning and versions of the table, one sentence each."""
@@ -450,6 +435,17 @@ class ResultsTable:
         return out
 
 
+def _without_defaults(cells: Sequence[Cell]) -> list[Cell]:
+    """Leave out the settings before tuning of rows that are there after it, too."""
+    rows = {cell.row for cell in cells}
+    return [
+        cell
+        for cell in cells
+        if not cell.row.endswith(DEFAULT_SUFFIX)
+        or cell.row.removesuffix(DEFAULT_SUFFIX) not in rows
+    ]
+
+
 def _kind_of(cells: Sequence[Cell]) -> str:
     """Say what the draws of cells vary, as the end of a sentence."""
     seeds = {draw.seed for cell in cells for draw in cell.draws}
@@ -488,9 +484,8 @@ def _check_draws(cells: Sequence[Cell]) -> None:
             "all rows."
         )
     for key in sorted(everything):
-        partitions: dict[str, list[str]] = {}
-        for row, found in draws.items():
-            partitions.setdefault(found[key], []).append(row)
+        held = {row: found[key] for row, found in draws.items()}
+        partitions = grouped(held, held.__getitem__)
         if len(partitions) > 1:
             listed = "; ".join(
                 f"{', '.join(rows)}: {hash_ or 'unknown'}"

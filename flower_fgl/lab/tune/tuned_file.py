@@ -5,7 +5,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from flower_fgl.lab.tables.cells import DEFAULT_SUFFIX
 from flower_fgl.lab.tune.tuning import RowStudy
 from flower_fgl.runs.writer import replace_file
 
-__all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
+__all__ = ["experiment_table", "hash_of_study", "write_study"]
 __all__ += ["write_tuned_experiment"]
 
 
@@ -128,11 +128,7 @@ def write_tuned_experiment(
         cases.append({"name": name, **own, **best.settings})
         if with_defaults and best.index:
             cases.append({"name": f"{name}{DEFAULT_SUFFIX}", **own})
-    table: dict[str, Any] = {"title": experiment.title} if experiment.title else {}
-    if "output-dir" in experiment.config:
-        table["output-dir"] = experiment.config["output-dir"]
-    table["draws"] = experiment.draws
-    table["tuning"] = {
+    tuning = {
         "experiment": experiment.name,
         "budget": budget,
         "draws": list(experiment.tune_draws),
@@ -147,16 +143,33 @@ def write_tuned_experiment(
         "settings": {found.row.name: list(found.row.space) for found in studies},
         "lines": {run.row: run.line for run in experiment.runs()},
     }
-    table["config"] = nested(config)
-    table["case"] = [nested(case) for case in cases]
-    table |= published_tables(experiment)
+    tuned = replace(experiment, config=config, cases=cases, grid={}, tuning=tuning)
+    table = experiment_table(tuned, str(experiment.config.get("output-dir", "")))
     head = f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
     if any(case["name"].endswith(DEFAULT_SUFFIX) for case in table["case"]):
         head += '# Rows named "…, default" have the settings before tuning.\n'
     replace_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
 
 
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+def experiment_table(experiment: Experiment, output_dir: str = "") -> dict[str, Any]:
+    """Return an experiment as its file holds it."""
+    config = {k: v for k, v in experiment.config.items() if k != "run-dir"}
+    found = experiment.published
+    table: dict[str, Any] = {
+        "title": experiment.title,
+        "output-dir": output_dir,
+        "draws": experiment.draws,
+        "tuning": dict(experiment.tuning),
+        "config": _nested(config),
+        "case": [_nested(case) for case in experiment.cases],
+        # not nested: a table would come last, and the order names the runs
+        "grid": dict(experiment.grid),
+        **{name: dict(found[key]) for name, key in PUBLISHED.items() if key in found},
+    }
+    return {key: value for key, value in table.items() if value or key == "config"}
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with those of methods as tables, as a TOML file holds them."""
     out: dict[str, Any] = {k: v for k, v in settings.items() if "." not in k}
     for key, value in settings.items():
@@ -164,9 +177,3 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         if dot:
             out.setdefault(table, {})[name] = value
     return out
-
-
-def published_tables(experiment: Experiment) -> dict[str, dict[str, float]]:
-    """Return the tables of published values by their name in an experiment file."""
-    found = experiment.published
-    return {name: dict(found[key]) for name, key in PUBLISHED.items() if key in found}

@@ -297,18 +297,14 @@ class RowStudy:
     @property
     def best(self) -> Trial:
         """Trial with the best score, the earliest among equals; RunError if none."""
-        scored = [
-            (goodness(self.metric, t.score), -t.index, t)
-            for t in self.trials
-            if t.score is not None
-        ]
+        scored = [trial for trial in self.trials if trial.score is not None]
         if not scored:
             raise RunError(
                 f'All {len(self.trials)} trials of row "{self.row.name}" failed. The '
                 f"first one: {self.trials[0].error} Trials are kept: once the reason is "
                 "removed, rename the row to tune it anew."
             )
-        return max(scored, key=lambda entry: entry[:2])[2]
+        return max(scored, key=lambda trial: goodness(self.metric, trial.score))
 
     @property
     def commits(self) -> list[str]:

@@ -14,8 +14,8 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.score_names import ScoreScale
 from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
+    read_tables,
 )
-from flower_fgl.lab.experiments.experiment_tables import read_tables
 from flower_fgl.lab.experiments.search_space import space_size
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.tabulate import results_table

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.lab.experiments.experiment_file import read_experiment
-from flower_fgl.lab.experiments.experiment_tables import standalone_text
+from flower_fgl.lab.experiments.experiment_file import read_experiment, standalone_text
 
 BASE = """
 title = "base"

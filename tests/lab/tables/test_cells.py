@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def test_a_cell_holds_both_models_and_the_worst_client_of_each_draw(
         write_run(tmp_path / f"a-draw{k}", a, draw=k, scopes=("local", "global"))
         for k, a in ((1, [0.9, 0.5]), (0, [0.8, 0.6]))
     ]
-    cell = make_cell(runs, experiment="x", row="a", planned_draws=2)
+    cell = make_cell(runs, experiment="x", row="a")
     assert [draw.seed for draw in cell.draws] == [0, 1]
     assert cell.models == ["own", "global"]
     assert values_of(cell, "own", "test", "accuracy") == [0.7, 0.7]
@@ -76,8 +77,8 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     tuned = {"round": 2, "test": test}
     run.summary["finetuned"] = tuned
     run.clients.extend(
-        {"round": 2, "metrics": {"local": {"test": {"accuracy": value}}}}
-        for value in (0.95, 0.85)
+        {"round": 2, "partition_id": k, "metrics": {"local": {"test": {"accuracy": v}}}}
+        for k, v in enumerate((0.95, 0.85))
     )
     cell = make_cell([run], experiment="x", row="a")
     assert values_of(cell, "own", "test", "accuracy") == [0.9]
@@ -107,10 +108,8 @@ def test_a_cell_survives_its_file_and_holds_no_path(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "a-draw0", [0.8], dataset="/home/someone/mine.npz", scopes=("local",)
     )
-    cell = make_cell(
-        [run],
-        experiment="x",
-        row="a, reset",
+    cell = replace(
+        make_cell([run], experiment="x", row="a, reset"),
         published={"accuracy": 80.5},
         tuning={"budget": 12, "draws": [0], "metric": "x", "study": "y"},
     )
