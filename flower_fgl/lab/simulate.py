@@ -259,8 +259,8 @@ def show_progress(
     # a bar can be redrawn on a terminal and in a notebook
     is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
     is_live = is_notebook or bool(getattr(sys.stderr, "isatty", lambda: False)())
-    shown = _bar(name, rounds, first) if is_live else _lines(name, rounds, sys.stderr)
-    with shown as show:
+    lines = _lines(name, rounds, sys.stderr)
+    with _bar(name, rounds, first) if is_live else nullcontext(lines) as show:
 
         def both(row: Row) -> None:
             show(row)
@@ -291,9 +291,8 @@ def _bar(name: str, rounds: int, first: int) -> Iterator[OnRound]:
         yield show
 
 
-@contextmanager
-def _lines(name: str, rounds: int, out: TextIO) -> Iterator[OnRound]:
-    """Print a line for about every tenth part of the run."""
+def _lines(name: str, rounds: int, out: TextIO) -> OnRound:
+    """Return what prints a line for about every tenth part of the run."""
     step = math.ceil(rounds / LINES)
 
     def show(row: Row) -> None:
@@ -304,4 +303,4 @@ def _lines(name: str, rounds: int, out: TextIO) -> Iterator[OnRound]:
             text = f"{name}, round {number} of {rounds}: {describe_round(row)}"
             print(text, file=out, flush=True)
 
-    yield show
+    return show

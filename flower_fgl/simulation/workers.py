@@ -6,11 +6,10 @@ An exchange sends each of them one call, and gets one answer with all replies.
 import gc
 import os
 import secrets
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from flwr.app import Error, Message
@@ -235,61 +234,48 @@ def start_workers(
     Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster; if the calling
     process has already initialised Ray, that is used and left running.
     """
-    with _silent():
+    with _silent(), ExitStack() as stack:
         import ray
 
-        is_own = not ray.is_initialized()
-        scratch = ""
-        address = os.environ.get("RAY_ADDRESS") or "local"
+        if not ray.is_initialized():
+            _start_ray(stack, workers * cpus)
+        start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
+        extensions = pack_registered("workers = 1")
+        hosts = []
+        for _ in range(workers):
+            hosts.append(start.remote(dict(values), num_clients, run_id, extensions))
+            stack.callback(ray.kill, hosts[-1])
         try:
-            if is_own and address == "local":
-                # Ray's sockets need a short path
-                scratch = tempfile.mkdtemp(prefix="fgl-ray-", dir=short_folder())
-                ray.init(
-                    "local",
-                    num_cpus=workers * cpus,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=scratch,
-                )
-            elif is_own:
-                require_cluster(os.environ)
-                _join_cluster(address)
-            start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
-            extensions = pack_registered("workers = 1")
-            hosts = [
-                start.remote(dict(values), num_clients, run_id, extensions)
-                for _ in range(workers)
-            ]
-            try:
-                machines = ray.get([host.machine.remote() for host in hosts])
-            except ray.exceptions.RayError as error:
-                raise RunError(f"A worker process did not start: {error}") from error
-            try:
-                yield [
-                    Worker(host, f"worker {k} of {workers} on {machine}")
-                    for k, (host, machine) in enumerate(
-                        zip(hosts, machines, strict=True), start=1
-                    )
-                ]
-            finally:
-                for host in hosts:
-                    ray.kill(host)
-        finally:
-            if is_own:
-                ray.shutdown()
-            if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
+            machines = ray.get([host.machine.remote() for host in hosts])
+        except ray.exceptions.RayError as error:
+            raise RunError(f"A worker process did not start: {error}") from error
+        yield [
+            Worker(host, f"worker {k} of {workers} on {machine}")
+            for k, (host, machine) in enumerate(
+                zip(hosts, machines, strict=True), start=1
+            )
+        ]
 
 
-def _join_cluster(address: str) -> None:
-    """Connect to a running Ray cluster."""
+def _start_ray(stack: ExitStack, num_cpus: int) -> None:
+    """Start Ray in this machine, or join the cluster that ``RAY_ADDRESS`` names."""
     import ray
 
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address == "local":
+        scratch = tempfile.TemporaryDirectory(  # Ray's sockets need a short path
+            prefix="fgl-ray-", dir=short_folder(), ignore_cleanup_errors=True
+        )
+        options |= {"num_cpus": num_cpus, "include_dashboard": False}
+        options["_temp_dir"] = stack.enter_context(scratch)
+    require_cluster(os.environ)
+    stack.callback(ray.shutdown)
     try:
-        ray.init(address, log_to_driver=False, configure_logging=False)
+        ray.init(address, **options)
     except Exception as error:  # of many types: other versions, no cluster, a lost one
+        if address == "local":
+            raise
         raise RunError(
             f'Ray cannot join the cluster of RAY_ADDRESS = "{address}": {error} {REMEDY}'
         ) from error
