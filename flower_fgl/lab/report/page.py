@@ -42,9 +42,7 @@ MANY = 6
 MISSING = "–"
 """Value of a setting that a run does not have."""
 EMPTY: dict[str, Any] = {
-    **dict.fromkeys(
-        ("scores", "held", "sweeps", "differing", "ranks", "calibration"), ()
-    ),
+    **dict.fromkeys(("scores", "held", "sweeps", "differing", "calibration"), ()),
     "mixture": None,
     "has_means": False,
     "has_losses": True,
@@ -87,7 +85,8 @@ def write_report(
             "contains no HTML. Use the installed command: flower-fgl report "
             f"{runs[0].path}"
         ) from error
-    context = _one(runs[0], against) if len(runs) == 1 else _several(runs, against)
+    groups = over_seeds(runs, against)
+    context = _one(runs[0]) if len(runs) == 1 else _several(runs)
     figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
     context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
     narrow = draw_narrow(runs)
@@ -98,6 +97,14 @@ def write_report(
     page = template.render(
         **{**EMPTY, **context},
         runs=runs,
+        groups=groups,
+        ranks={group["rank"] for group in groups},
+        dropped=[
+            {**entry, "run": label}
+            for run, label in zip(runs, context["labels"], strict=True)
+            for entry in numbers.dropped_replies(run)
+        ],
+        commands=[_command(run) for run in runs],
         columns=numbers.columns_of(runs),
         own_columns=numbers.own_columns_of(runs),
         own_by_setting=numbers.settings_of(runs),
@@ -156,7 +163,7 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
         replace_file(folder / f"{name}.svg", content)
 
 
-def _one(run: RunFolder, against: str) -> dict[str, Any]:
+def _one(run: RunFolder) -> dict[str, Any]:
     """Return the template's context for one run."""
     scores = numbers.client_scores(run, numbers.shown_score([run]))
     held = sorted(
@@ -176,13 +183,10 @@ def _one(run: RunFolder, against: str) -> dict[str, Any]:
         "mixture": numbers.last_mixture(run),
         "held": held,
         "calibration": numbers.calibration_rows(run),
-        "groups": over_seeds([run], against),
-        "dropped": numbers.dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
             for key, value in _read_settings(run).items()
         ],
-        "commands": [_command(run)],
     }
 
 
@@ -201,10 +205,9 @@ def comparison_figures(runs: Sequence[RunFolder]) -> dict[str, Figure]:
     return pictures | draw_sweeps(find_sweeps(runs), methods)
 
 
-def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
+def _several(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Return the template's context for a comparison of several runs."""
     labels = _labels(runs)
-    groups = over_seeds(runs, against)
     flat = [
         {k: _shown(v) for k, v in _read_settings(run).items() if k not in PLACES}
         for run in runs
@@ -224,21 +227,13 @@ def _several(runs: Sequence[RunFolder], against: str) -> dict[str, Any]:
         "pictures": comparison_figures(runs),
         "has_means": len(lines_of(runs, labels)) < len(runs),
         "has_losses": has_one_objective(runs),
-        "ranks": {group["rank"] for group in groups},
-        "groups": groups,
         "sweeps": find_sweeps(runs),
-        "dropped": [
-            {**entry, "run": label}
-            for run, label in zip(runs, labels, strict=True)
-            for entry in numbers.dropped_replies(run)
-        ],
         "differing": differing,
         "settings": [
             (key, next(value for value in values if value != MISSING), "")
             for key, values in table
             if (key, values) not in differing
         ],
-        "commands": [_command(run) for run in runs],
     }
 
 
