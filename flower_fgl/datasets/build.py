@@ -323,14 +323,7 @@ def _build_sharing(
             chosen[edges] = True
             held = replace(dataset.messages.select(chosen), index=own)
             graph = replace(graph, messages=held)
-        client = ClientGraph(
-            partition_id,
-            graph,
-            dataset.target,
-            nodes,
-            feature_names=dataset.feature_names,
-            schema=dataset.schema,
-        )
+        client = dataset.client_of(graph, partition_id=partition_id, node_ids=nodes)
         clients.append(in_setting(client, config))
     return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
 
@@ -445,18 +438,13 @@ def _node_clients(
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id
         )
-        client = ClientGraph(
-            partition_id,
+        client = dataset.client_of(
             graph,
-            dataset.target,
-            nodes,
-            feature_names=dataset.feature_names,
+            partition_id=partition_id,
+            node_ids=nodes,
             edges=dataset.edges and dataset.edges.within(nodes, dataset.num_nodes),
-            schema=dataset.schema,
+            outside=OutsideEdges(*between[partition_id], nodes) if between else None,
         )
-        if between:
-            own, other = between[partition_id]
-            client = replace(client, outside=OutsideEdges(own, other, nodes))
         clients.append(in_setting(client, config))
     return clients
 

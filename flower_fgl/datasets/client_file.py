@@ -26,7 +26,11 @@ __all__ = ["GraphSizes", "graph_sizes", "pack_client", "unpack_client"]
 
 OPTIONAL = ("batch", "pairs", "pair_x", "targets", "node_type")
 """Tensors of a graph that may be missing."""
-STATISTICS = ("mean", "std", "edge mean", "edge std")
+STATISTICS = {
+    "statistics": ("mean", "std"),
+    "edge_statistics": ("edge mean", "edge std"),
+}
+"""Names of the tensors of a :class:`Scaling`."""
 CSR = ("indptr", "indices", "values", "shape")
 OUTSIDE = ("own", "other", "ids")
 
@@ -82,10 +86,9 @@ def graph_sizes(path: Path) -> GraphSizes:
 def pack_client(client: ClientGraph) -> bytes:
     """Serialize a client as safetensors."""
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
-    if (scaling := client.scaling) is not None:
-        parts = (scaling.mean, scaling.std, scaling.edge_mean, scaling.edge_std)
-        found = zip(STATISTICS, parts, strict=True)
-        tensors |= {name: part for name, part in found if part is not None}
+    for part, names in STATISTICS.items():
+        if found := getattr(client.scaling, part, None):
+            tensors |= dict(zip(names, found, strict=True))
     if client.outside is not None:
         # safetensors stores no views of one tensor
         ends = vars(client.outside).items()
@@ -119,7 +122,11 @@ def unpack_client(
 ) -> ClientGraph:
     """Build a client from the tensors of its file, see :func:`pack_client`."""
     node_ids = tensors.pop("node_ids")
-    statistics = [tensors.pop(name, None) for name in STATISTICS]
+    statistics = {
+        part: (tensors.pop(mean), tensors.pop(std))
+        for part, (mean, std) in STATISTICS.items()
+        if mean in tensors
+    }
     outside = None
     if "outside own" in tensors:
         outside = OutsideEdges(*(tensors.pop(f"outside {part}") for part in OUTSIDE))
@@ -128,7 +135,7 @@ def unpack_client(
         number, _, name = key.partition("/")
         groups.setdefault(int(number), {})[name] = tensor
     graph, *others = (_read_graph(groups[number]) for number in sorted(groups))
-    scaling = None if statistics[0] is None else Scaling("columns", *statistics)
+    scaling = Scaling("columns", **statistics) if statistics else None
     return ClientGraph(
         partition_id, graph, target, node_ids, tuple(others), scaling, outside=outside
     )

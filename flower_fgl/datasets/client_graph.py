@@ -135,11 +135,21 @@ class _Dataset(_HasTarget):
     """What all complete datasets have."""
 
     x: Tensor
+    feature_names: tuple[str, ...]
+    schema: Schema | None
 
     @property
     def num_features(self) -> int:
         """Feature width d."""
         return int(self.x.shape[1])
+
+    def client_of(self, graph: Graph, **fields: Any) -> ClientGraph:
+        """Return a client that holds a part of the dataset.
+
+        ``fields`` are others of :class:`ClientGraph`, at least number and node ids.
+        """
+        common = {"feature_names": self.feature_names, "schema": self.schema}
+        return ClientGraph(graph=graph, target=self.target, **{**common, **fields})
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,18 +204,9 @@ class NodeDataset(_Dataset):
 
         ``fields`` are others of :class:`ClientGraph`.
         """
-        common: dict[str, Any] = {
-            "partition_id": 0,
-            "node_ids": torch.arange(self.num_nodes),
-        }
-        return ClientGraph(
-            graph=self.graph(self.masks if masks is None else masks),
-            target=self.target,
-            feature_names=self.feature_names,
-            edges=self.edges,
-            schema=self.schema,
-            **common | fields,
-        )
+        whole = self.graph(self.masks if masks is None else masks)
+        common = {"partition_id": 0, "node_ids": torch.arange(self.num_nodes)}
+        return self.client_of(whole, **{**common, "edges": self.edges, **fields})
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,30 +306,15 @@ class Scaling:
     """Normalization that was applied to features.
 
     With the kind ``rows`` each node's features were divided by the sum of their absolute
-    values. With ``columns`` each feature was standardized: ``mean`` was subtracted, and the
-    result divided by ``std``, both (d,), float64. ``edge_mean`` and ``edge_std`` (a,) are
-    those of the features of classified edges; ``None`` if these are unchanged.
+    values. With ``columns`` each feature was standardized: ``statistics`` are the mean that
+    was subtracted, and the deviation by which the result was divided, both (d,), float64.
+    ``edge_statistics`` (a,) are those of the features of classified edges; ``None`` if
+    these are unchanged.
     """
 
     kind: str
-    mean: Tensor | None = None
-    std: Tensor | None = None
-    edge_mean: Tensor | None = None
-    edge_std: Tensor | None = None
-
-    @property
-    def statistics(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation of shape (d,); ``None`` with ``rows``."""
-        if self.mean is None or self.std is None:
-            return None
-        return self.mean, self.std
-
-    @property
-    def edge_statistics(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation of shape (a,) of the features of edges."""
-        if self.edge_mean is None or self.edge_std is None:
-            return None
-        return self.edge_mean, self.edge_std
+    statistics: tuple[Tensor, Tensor] | None = None
+    edge_statistics: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)

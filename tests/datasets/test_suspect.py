@@ -264,13 +264,13 @@ def test_standardised_columns_are_not_noted_for_an_outlier() -> None:
     x = torch.zeros(2, 1)
     x[1] = 700.0
     one = torch.ones(1).double()
-    assert suspect_data(client(x, scaling=Scaling("columns", one, one))) == []
+    assert suspect_data(client(x, scaling=Scaling("columns", (one, one)))) == []
     nothing = torch.zeros(2, 2, dtype=torch.int64)
     edges = Graph(x, nothing, torch.zeros(2), {}, pairs=nothing, pair_x=x)
     for scaling, named in (
         (None, ["column 0 (", "edge: column 0 ("]),
-        (Scaling("columns", one, one), ["Not scaled: edge: column 0 ("]),
-        (Scaling("columns", one, one, one, one), []),
+        (Scaling("columns", (one, one)), ["Not scaled: edge: column 0 ("]),
+        (Scaling("columns", (one, one), (one, one)), []),
     ):
         both = ClientGraph(
             0, edges, Target.classes(("a",)), torch.arange(2), scaling=scaling

@@ -276,7 +276,7 @@ def read_scaling(
             f"{where}: feature_mean must be finite, and feature_std finite and above 0. "
             "Use 1 for a feature that is constant."
         )
-    return Scaling(kind, torch.from_numpy(mean), torch.from_numpy(std))
+    return Scaling(kind, (torch.from_numpy(mean), torch.from_numpy(std)))
 
 
 def read_feature_names(

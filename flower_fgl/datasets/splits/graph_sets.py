@@ -134,18 +134,13 @@ def cut_graph_clients(
         # a client's file holds no tensor twice
         none = torch.zeros(train.num_items, dtype=torch.bool)
         train = replace(train, masks={**train.masks, "val": none, "test": none.clone()})
-        chosen = graphs[mask["train"]]
-        clients.append(
-            ClientGraph(
-                partition_id,
-                train,
-                dataset.target,
-                chosen,
-                tuple(evaluation),
-                feature_names=dataset.feature_names,
-                schema=dataset.schema,
-            )
+        client = dataset.client_of(
+            train,
+            partition_id=partition_id,
+            node_ids=graphs[mask["train"]],
+            evaluation=tuple(evaluation),
         )
+        clients.append(client)
     return clients
 
 

@@ -228,16 +228,13 @@ def cut_unseen_clients(
     clients = []
     for pid, (part, edges) in enumerate(zip(partition.parts, pieces, strict=True)):
         nodes = torch.from_numpy(part.nodes)
-        clients.append(
-            ClientGraph(
-                pid,
-                induced_graph(dataset, nodes, edges, masks[pid]),
-                dataset.target,
-                node_ids[nodes],
-                (_expanded(dataset, part), *shared),
-                feature_names=dataset.feature_names,
-            )
+        client = dataset.client_of(
+            induced_graph(dataset, nodes, edges, masks[pid]),
+            partition_id=pid,
+            node_ids=node_ids[nodes],
+            evaluation=(_expanded(dataset, part), *shared),
         )
+        clients.append(client)
     return clients
 
 

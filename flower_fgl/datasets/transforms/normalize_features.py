@@ -101,7 +101,7 @@ def _scale_columns(client: ClientGraph) -> ClientGraph:
             g, x=scale_features(g.x, *found, own=own_columns(g.node_type, schema))
         )
     )
-    return replace(scaled, scaling=Scaling("columns", *found))
+    return replace(scaled, scaling=Scaling("columns", found))
 
 
 def kind_statistics(
@@ -134,8 +134,8 @@ def _scale_edges(client: ClientGraph) -> ClientGraph:
     seen = graph.pair_x[graph.masks["train"]]
     if not seen.numel():
         return client
-    mean, std = found = column_statistics(seen)
-    scaling = replace(client.scaling, edge_mean=mean, edge_std=std)
+    found = column_statistics(seen)
+    scaling = replace(client.scaling, edge_statistics=found)
     return replace(client, scaling=scaling).changed(
         lambda g: (
             g
@@ -255,12 +255,10 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
     scaling, width = client.scaling, client.num_features
     of_nodes = order[:width]  # the columns of edges follow
     of_edges = [column - width for column in order[width:]]
-    if scaling is not None and scaling.statistics is not None:
-        mean, std = scaling.statistics
-        scaling = replace(scaling, mean=mean[of_nodes], std=std[of_nodes])
-    if scaling is not None and scaling.edge_statistics is not None:
-        mean, std = scaling.edge_statistics
-        scaling = replace(scaling, edge_mean=mean[of_edges], edge_std=std[of_edges])
+    for part, columns in (("statistics", of_nodes), ("edge_statistics", of_edges)):
+        if found := getattr(scaling, part, None):
+            moved = {part: (found[0][columns], found[1][columns])}
+            scaling = scaling and replace(scaling, **moved)
     client = client.changed(
         lambda g: replace(
             g,

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -138,17 +139,23 @@ def induced_graph(
 
     ``edge_index`` are its edges if they are known.
     """
+    return Graph(masks=masks or {}, **_induced(graph, nodes, edge_index))
+
+
+def _induced(
+    graph: Graph | NodeDataset, nodes: Tensor, edge_index: Tensor | None = None
+) -> dict[str, Any]:
+    """Return the fields of a subgraph that both classes have."""
     if edge_index is None:
         edge_index = induced_subgraph(graph.edge_index, graph.num_nodes, nodes)
-    return Graph(
-        x=select_rows(graph.x, nodes),
-        edge_index=edge_index,
-        y=graph.y[nodes],
-        masks=masks or {},
-        targets=None if graph.targets is None else graph.targets[nodes],
-        messages=graph.messages and graph.messages.within(nodes, graph.num_nodes),
-        node_type=None if graph.node_type is None else graph.node_type[nodes],
-    )
+    return {
+        "x": select_rows(graph.x, nodes),
+        "edge_index": edge_index,
+        "y": graph.y[nodes],
+        "targets": None if graph.targets is None else graph.targets[nodes],
+        "messages": graph.messages and graph.messages.within(nodes, graph.num_nodes),
+        "node_type": None if graph.node_type is None else graph.node_type[nodes],
+    }
 
 
 def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
@@ -170,18 +177,13 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
 
     Returns it, its nodes in their order, and their ascending numbers (n,) in ``dataset``.
     """
-    edge_index, num_nodes = dataset.edge_index, dataset.num_nodes
-    nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))
+    found = largest_component(dataset.edge_index.numpy(), dataset.num_nodes)
+    nodes = torch.from_numpy(found)
     component = replace(
         dataset,
-        x=select_rows(dataset.x, nodes),
-        edge_index=induced_subgraph(edge_index, num_nodes, nodes),
-        y=dataset.y[nodes],
         masks={name: mask[nodes] for name, mask in dataset.masks.items()},
         network=None if dataset.network is None else dataset.network[nodes],
-        targets=None if dataset.targets is None else dataset.targets[nodes],
-        messages=dataset.messages and dataset.messages.within(nodes, num_nodes),
-        node_type=None if dataset.node_type is None else dataset.node_type[nodes],
+        **_induced(dataset, nodes),
     )
     return component, nodes
 

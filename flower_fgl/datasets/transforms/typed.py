@@ -426,7 +426,7 @@ def _moved_scaling(scaling: Scaling, own: Schema, agreed: Schema) -> Scaling:
     for kind, columns in agreed.blocks():
         if kind in blocks:
             moved[columns], spread[columns] = mean[blocks[kind]], std[blocks[kind]]
-    return replace(scaling, mean=moved, std=spread)
+    return replace(scaling, statistics=(moved, spread))
 
 
 def in_schema(graph: Graph, own: Schema, other: Schema) -> Graph:

@@ -223,14 +223,14 @@ def test_names_survive_a_graph_file_and_bad_ones_are_refused(
 def test_columns_of_sparse_features_and_statistics_move_together() -> None:
     graph = replace(owner_graphs()[0], feature_names=NAMES)
     mean = torch.arange(8, dtype=torch.float64)
-    graph = replace(graph, scaling=Scaling("columns", mean, mean + 1))
+    graph = replace(graph, scaling=Scaling("columns", (mean, mean + 1)))
     order = [3, 1, 2, 0, 7, 5, 6, 4]
     names = tuple(NAMES[i] for i in order)
     moved = order_columns(graph, names)
     assert torch.equal(moved.graph.x, graph.graph.x[:, order])
     assert moved.scaling is not None
-    assert moved.scaling.mean is not None
-    assert moved.scaling.mean.tolist() == [float(i) for i in order]
+    assert moved.scaling.statistics is not None
+    assert moved.scaling.statistics[0].tolist() == [float(i) for i in order]
     sparse = csr_tensor(scipy.sparse.csr_matrix(graph.graph.x.numpy()))
     thin = replace(graph, graph=replace(graph.graph, x=sparse))
     found = order_columns(thin, names).graph.x
@@ -250,7 +250,7 @@ def test_statistics_of_edges_move_with_their_columns() -> None:
     client = ClientGraph(
         0, graph, Target.classes("a"), torch.arange(2),
         feature_names=("x", "edge: a", "edge: b"),
-        scaling=Scaling("columns", ones, ones, numbers, numbers + 2),
+        scaling=Scaling("columns", (ones, ones), (numbers, numbers + 2)),
     )  # fmt: skip
     moved = order_columns(client, ("x", "edge: b", "edge: a"))
     assert moved.graph.pair_x is not None

@@ -100,7 +100,9 @@ def test_features_of_edges_are_standardised_by_the_training_edges_only() -> None
     for how in ("rows", "none"):
         assert scale_client(client, how).graph.pair_x is graph.pair_x
     # nodes that an export has scaled stay as they are
-    exported = replace(client, scaling=Scaling("columns", *torch.ones(2, 2).double()))
+    exported = replace(
+        client, scaling=Scaling("columns", (torch.ones(2).double(),) * 2)
+    )
     again = scale_client(exported, "columns")
     assert again.graph.x is graph.x
     assert again.graph.pair_x is not None
