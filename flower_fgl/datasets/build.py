@@ -98,11 +98,7 @@ FILE_SPLIT = "20/40/40"
 
 
 def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset | OwnedSet:
-    """Load the dataset named in the settings.
-
-    A ConfigError says that ``setting`` does not fit its task, a DataError that the
-    files are missing or malformed.
-    """
+    """Load the dataset named in the settings."""
     check_task(config)
     if config.dataset == "synthetic":
         made = synthetic_dataset(config.synthetic, config.partition_seed)
@@ -183,10 +179,8 @@ def build_clients(
 ) -> tuple[list[ClientGraph], str, int]:
     """Load a dataset, partition and split it, and build the graphs of K clients.
 
-    The SHA-256 of the partition, its sparsity, its few-shot sample and its target
-    follows, and the number of undirected edges of the partitioned graph, or of all
-    graphs. A ConfigError says that a setting does not fit the dataset; a DataError that
-    the dataset is missing or malformed, or cannot be partitioned as requested.
+    The SHA-256 of the partition, its sparsity, its few-shot sample and its target follows,
+    and the number of undirected edges of the partitioned graph, or of all graphs.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):

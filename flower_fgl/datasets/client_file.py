@@ -39,12 +39,10 @@ OUTSIDE = ("own", "other", "ids")
 class GraphSizes:
     """Sizes of a client's graphs, those for evaluation included.
 
-    ``num_edges`` counts the entries of the adjacency matrix (2E) of all graphs,
-    ``num_entries`` their stored features: N·d, or those that are not zero if
-    ``is_sparse``. ``num_train_nodes`` are the nodes of the training graph, and
-    ``num_train`` its training nodes (or graphs, or edges). ``num_edge_features`` is the
-    width of the features of edges that the run reads, and ``num_messages`` counts its
-    edges with direction.
+    ``num_edges`` counts the entries of the adjacency matrix (2E), ``num_entries`` the
+    stored features: N·d, or those that are not zero if ``is_sparse``. ``num_train_nodes``
+    and ``num_train`` are the nodes of the training graph, and its training nodes (or
+    graphs, or edges). ``num_messages`` counts the edges with direction.
     """
 
     num_bytes: int

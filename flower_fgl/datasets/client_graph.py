@@ -395,11 +395,7 @@ class ClientGraph(_HasTarget):
 
     @property
     def num_items(self) -> int:
-        """Number of nodes of ``graph``; with ``batch``, number of all graphs.
-
-        In a typed graph, number of nodes of the kind to predict. With ``pairs``, number of
-        these.
-        """
+        """Number of nodes (of the kind to predict), of graphs in a batch, or of pairs."""
         graph, schema = self.graph, self.schema
         is_of_nodes = graph.pairs is None and graph.batch is None
         if schema is not None and is_of_nodes and graph.node_type is not None:
@@ -419,9 +415,8 @@ class ClientGraph(_HasTarget):
     def renumbered(self, partition_id: int, names: tuple[str, ...]) -> ClientGraph:
         """Return the graph with its number, and with the order of the federation.
 
-        ``names`` are those of the classes, labels or numbers. Classes become indices into
-        them; -1 stays -1. Columns of ``targets`` are in this order, and unknown for a
-        label or number that the graph lacks. A DataError says that ``names`` lack one.
+        ``names`` are those of the classes, labels or numbers. Columns of ``targets`` are in
+        this order, and unknown for a label or number that the graph lacks.
         """
         own = self.target
         unknown = sorted(set(own.names) - set(names))

@@ -42,13 +42,12 @@ LEAST_KEY, LARGEST_KEY = 32, 4096
 def client_from_file(path: Path, config: RunConfig, id_key: str = "") -> ClientGraph:
     """Read a data owner's graph file and build client 0, with the owner's class order.
 
-    ``split`` is used if the file has no split or if it is not ``default``; ``setting``
-    is applied unless the file contains evaluation graphs. ``id_key`` is a file with the
-    secret with which identifiers are hashed, see :func:`keyed_ids`; empty for none.
+    ``id_key`` is a file with the secret with which identifiers are hashed, see
+    :func:`keyed_ids`; empty for none.
 
-    A generated split depends only on the file and ``partition-seed``. It does not depend on
-    the client's number, which changes with the other participants. Otherwise a test node of
-    one run could be a training node of the next.
+    A generated split depends only on the file and ``partition-seed``, not on the client's
+    number, which changes with the other participants. Otherwise a test node of one run
+    could be a training node of the next.
     """
     if config.classifies_graphs:
         return client_from_set(
@@ -84,7 +83,7 @@ def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
     """Replace identifiers of nodes by hashes that only holders of a key can compute.
 
     They are the first 63 bits of the HMAC-SHA-256 of every identifier (8 bytes,
-    little-endian). Equal identifiers stay equal.
+    little-endian).
     """
     ids, place = torch.unique(
         torch.cat([outside.other, outside.ids]), return_inverse=True
@@ -100,12 +99,7 @@ def keyed_ids(outside: OutsideEdges, key: bytes) -> OutsideEdges:
 
 
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
-    """Apply the settings to an owner's graph, see :func:`client_from_file`.
-
-    A ConfigError says that sparsity is requested. A DataError says that a required
-    split is missing or has other ``shots``, or that evaluation graphs or the
-    normalization of features differ from the settings.
-    """
+    """Apply the settings to an owner's graph, see :func:`client_from_file`."""
     if Sparsity.of(config):
         raise ConfigError(
             "An owner's graph file is used unchanged, but feature-sparsity, edge-sparsity "

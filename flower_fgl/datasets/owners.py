@@ -73,11 +73,7 @@ MAX_NAME = 300
 
 @dataclass(frozen=True)
 class Owner:
-    """One owner of the setting ``owners``.
-
-    ``name`` is that in tables and reports: of a file without its ending, else of the
-    dataset. ``source`` is a graph file (or CSV folder), or the name of a dataset.
-    """
+    """A graph file, CSV folder or dataset, under its name in tables and reports."""
 
     name: str
     source: Path | str
@@ -88,9 +84,7 @@ def list_owners(config: RunConfig) -> list[Owner]:
 
     These are the files of a folder by name, or the entries of a list in their order, but
     not those that ``without-owners`` names. Relative paths are also looked up in
-    ``data-dir``. A ConfigError names a dataset that is unknown or has several labels, or
-    an owner to leave out that is not there; a DataError a folder or file that is missing
-    or holds no graph, or two owners of one name.
+    ``data-dir``.
     """
     path = _find(config.owners, config)
     if path is not None and os.path.isdir(path):
@@ -215,11 +209,9 @@ def file_contents(path: Path) -> list[Any]:
 def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     """Read all owners' graphs and agree on their features and classes.
 
-    The clients have the owners' names. The SHA-256 of names, edges, labels and splits
-    follows, and the number of undirected edges of all owners, before ``setting`` hides
-    any. A ConfigError says that a setting does not fit the owners. A DataError names
-    all owners whose graphs cannot be used, or says that owners do not agree on
-    features, spell a class differently, or share no class.
+    The SHA-256 of names, edges, labels and splits follows, and the number of undirected
+    edges of all owners, before ``setting`` hides any. One error names all owners whose
+    graphs cannot be used.
     """
     owners = list_owners(config)
     clients, problems, edges = [], [], 0

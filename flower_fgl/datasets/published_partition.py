@@ -55,12 +55,9 @@ log = logging.getLogger(__name__)
 def convert_partition(source: Path, target: Path) -> list[Path]:
     """Convert a partition of OpenFGL or FedGB into one graph file per client.
 
-    ``source`` is a folder with ``data_0.pt``, or of a FedGB dataset. ``target`` is the
-    folder to write ``client-<k>.npz`` to, created if missing, and a value of the setting
-    ``owners``. Returns the written files. Classes are named by their numbers; nodes are
-    sorted by their number in the whole graph. A DataError says that the folder holds no
-    such partition, sets of graphs or several types of nodes without names, that a file is
-    damaged or holds other objects than tensors, or that ``target`` cannot be written.
+    ``source`` is a folder with ``data_0.pt``, or of a FedGB dataset; ``target`` that of the
+    written ``client-<k>.npz``, a value of the setting ``owners``. Classes are named by
+    their numbers; nodes are sorted by their number in the whole graph.
 
     Notes
     -----

@@ -231,10 +231,7 @@ def to_npz(
 
 
 def node_dataset(data: Any, name: str, names: GivenNames = NO_NAMES) -> NodeDataset:
-    """Convert a PyG graph to a dataset for the classification of nodes or edges.
-
-    Errors are those of :func:`to_npz`; ``name`` is for messages.
-    """
+    """Convert a PyG graph to a dataset for the classification of nodes or edges."""
     dataset = _converted(data, name, names)
     _warn_of_unread([data], [dataset], name)
     check_target_names(names.declared, f"{name}: declared_classes")
@@ -368,7 +365,6 @@ def nodes_to_score(
     """Read a typed graph without labels, and the numbers of its nodes in PyG, (N,).
 
     Any kind of nodes is the target. With a ``relation`` its edges are read, to be scored.
-    Errors are those of :func:`to_npz`.
     """
     parts = read_typed(data, name, TypeNames(), has_labels=False)
     unknown = torch.full((len(parts.tables[parts.target].x),), -1)
@@ -537,8 +533,7 @@ def graph_dataset(
 
     Typed graphs are ``HeteroData`` with ``y`` of the whole graph, or ``Data`` with kinds.
     With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
-    ``may_be_unknown`` accepts graphs without a known value. A DataError says that the
-    graphs do not fit each other.
+    ``may_be_unknown`` accepts graphs without a known value.
     """
     from torch_geometric.data import Batch
 
@@ -658,11 +653,7 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
 def store_graph(
     data: Any, folder: Path, kind: TargetKind = CLASSES, types: TypeNames = ONE_GRAPH
 ) -> Path:
-    """Write a PyG graph to a folder, under a name that depends on its content.
-
-    An equal graph gives the same path and is written once. A DataError says that the
-    graph is malformed, or that the file cannot be written.
-    """
+    """Write a PyG graph to a folder, under a name that depends on its content."""
     given = GivenNames.of_kind(kind, types)
     client = node_dataset(data, "the graph", given).client()
     path = folder / f"graph-{_digest(client)}.npz"
@@ -675,11 +666,7 @@ def store_graphs(
     kind: TargetKind = CLASSES,
     types: TypeNames = OWNERS,
 ) -> Path:
-    """Write PyG graphs, one per client, to a folder of their own below ``folder``.
-
-    Returns the folder with one graph file per client, in their order. A DataError says
-    that there is no graph, that one is malformed, or that a file cannot be written.
-    """
+    """Write PyG graphs, one per client, to a folder of their own, which is returned."""
     if not graphs:
         raise DataError("The list of graphs is empty: give one graph for each client.")
     names = GivenNames.of_kind(kind, types)
@@ -703,11 +690,7 @@ def store_graphs(
 
 
 def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -> Path:
-    """Write a set of PyG graphs to a folder, as one file.
-
-    Returns its path. A DataError says that the graphs do not fit each other, or that the
-    file cannot be written.
-    """
+    """Write a set of PyG graphs to a folder, as one file; return its path."""
     is_several = kind != CLASSES
     name = "the list of graphs"
     dataset = graph_dataset(graphs, name, kind, may_be_unknown=is_several)

@@ -143,8 +143,7 @@ def warn_of_unread(
 ) -> None:
     """Log the attributes that none of the graphs is read with, once.
 
-    With ``has_values`` labels or numbers were read. ``of_typed`` are attributes of other,
-    typed graphs.
+    ``of_typed`` are attributes of other, typed graphs.
     """
     unread = set(of_typed)
     for data in graphs:
@@ -205,10 +204,8 @@ def read_several(
 ) -> TargetValues:
     """Return labels or numbers of each node, graph or edge; ``given`` may lack names.
 
-    Names and units are also read from the attributes ``label_names``, ``target_names`` and
-    ``target_units``; by default the columns are numbered, and a single one is ``target``.
-    ``y_mask`` (I, T) is False where a value is unknown. Edges have ``edge_target_names``
-    and ``edge_target_units``, and their values under ``key``.
+    They are then those of the graph's attributes, or numbers, and ``target`` of a single
+    column. ``y_mask`` (I, T) is False where a value is unknown.
     """
     item, prefix = ("node", "") if key == "y" else ("edge", "edge_")
     y, mask = data.get(key), None if prefix else data.get("y_mask")
@@ -325,11 +322,8 @@ def own_masks(
 ) -> dict[str, Tensor]:
     """Return the split of a graph's nodes, or with ``of`` = ``edge_`` of its edges.
 
-    ``size`` is the number of nodes, by default that of the rows of ``x``.
-    The attributes are bool, such as ``train_mask``, or numbers of items, such as
-    ``valid_idx``. The masks are ``train``, ``val`` and ``test``; there are none without
-    a split. A DataError says that a part is missing or malformed, that two attributes
-    differ, or that an attribute looks like a split that cannot be read.
+    ``size`` is the number of nodes, by default that of the rows of ``x``. The attributes
+    are bool, such as ``train_mask``, or numbers of items, such as ``valid_idx``.
     """
     if size is None:
         size = int(data.edge_index.shape[1] if of else data.x.shape[0])

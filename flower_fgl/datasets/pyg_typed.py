@@ -54,23 +54,10 @@ ALL_NODES, ALL_EDGES = "node", "to"
 class TypeNames:
     """What a caller gives of kinds and relations; by default the graph has it.
 
-    Parameters
-    ----------
-    nodes : sequence of str
-        Names of the kinds, by their numbers in ``node_type``.
-    edges : sequence of str or (str, str, str)
-        Names or triples of the relations, by their numbers in ``edge_type``.
-    target : str
-        Kind of the nodes to predict.
-    widths : mapping of str to int
-        Columns of ``x`` that each kind has; further ones are padding.
-    private : collection of (str, str, str)
-        Relations that the owner keeps to itself.
-    is_single : bool
-        Whether there are no other owners, so that numbers may be names.
-    relation : str
-        Relation of a ``HeteroData`` whose edges are predicted, see
-        :meth:`.Schema.to_predict`; by default the only one with labels.
+    ``nodes`` and ``edges`` are names by the numbers in ``node_type`` and ``edge_type``;
+    ``widths`` the columns of ``x`` that each kind has, further ones are padding. If it
+    ``is_single``, there are no other owners, so that numbers may be names. ``relation`` is
+    that of a ``HeteroData`` whose edges are predicted, see :meth:`.Schema.to_predict`.
     """
 
     nodes: Sequence[str] = ()
@@ -130,10 +117,8 @@ def read_typed(
 ) -> TypedParts:
     """Read kinds and relations of a ``HeteroData``, or of a ``Data`` that has several.
 
-    ``features`` are the names of the columns of ``x``, by kind in a ``HeteroData``.
-    Without labels the target is ``names.target``, or the first kind. A DataError says
-    that names are missing or do not fit the numbers, that a relation contradicts the
-    kinds of its ends, or that it is unclear which kind to predict.
+    ``features`` are the names of the columns of ``x``, by kind in a ``HeteroData``. Without
+    labels the target is ``names.target``, or the first kind.
     """
     if is_hetero(data):
         return _read_hetero(data, name, names, features, has_labels=has_labels)
@@ -146,8 +131,7 @@ def read_typed_set(
     """Return the disjoint union of typed graphs, and the graph of each node (N,).
 
     They are all ``HeteroData`` or all ``Data``. A graph may lack kinds and relations of
-    others. Errors are those of :func:`read_typed`; a DataError also says that graphs differ
-    in the names or the width of a kind.
+    others.
     """
     if not is_hetero(graphs[0]):
         return _read_numbered_set(graphs, name, names)

@@ -80,13 +80,11 @@ Stamp = tuple[int, int, int, int]
 class StoreIndex:
     """Facts about a store that need no client file.
 
-    ``files`` are the SHA-256 of each client's file, and ``target`` the fields of the
-    :class:`~flower_fgl.core.targets.Target`. ``num_edges`` counts the undirected edges
-    of the complete graph, including those between clients. ``owners`` holds ``name``,
-    ``target``, ``feature_names`` and ``prepared`` of each of the K natural owners, if
-    there are any. ``notes`` are those of :func:`suspect_data` on each client's data;
-    none on the benchmark datasets of this package. ``schema`` are the kinds and
-    relations of a typed graph that was partitioned, else empty.
+    ``files`` are the SHA-256 of each client's file, ``num_edges`` counts the undirected
+    edges of the complete graph. ``owners`` holds ``name``, ``target``, ``feature_names``
+    and ``prepared`` of each of the K natural owners, if there are any. ``notes`` are those
+    of :func:`suspect_data` on each client's data; none on the benchmark datasets of this
+    package.
     """
 
     partition_sha256: str
@@ -119,10 +117,7 @@ class ClientStore:
         return Schema.from_text(text) if text else None
 
     def load(self, partition_id: int) -> ClientGraph:
-        """Load one client's graph.
-
-        A DataError says that there is no such client, or that the store cannot be rebuilt.
-        """
+        """Load one client's graph; rebuild the store if it is damaged."""
         if not 0 <= partition_id < self.index.num_clients:
             raise DataError(
                 f"partition-id must be in 0..{self.index.num_clients - 1}, "
@@ -219,7 +214,7 @@ def log_notes(
 ) -> None:
     """Log the notes of :func:`suspect_data`, by owner, on the machine of the data only.
 
-    Those of the first ``most`` owners are logged; the others are counted, as ``what``.
+    Those of the first ``most`` are logged; the others are counted, as ``what``.
     """
     noted = {name: found for name, found in notes.items() if found}
     for name in list(noted)[:most]:
@@ -230,12 +225,7 @@ def log_notes(
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
-    """Open the store of a configuration with K clients, and build it if it does not exist.
-
-    A ConfigError says that a setting does not fit the dataset; a DataError that the
-    dataset is missing or cannot be partitioned as requested, or that the cache folder
-    cannot be written.
-    """
+    """Open the store of a configuration with K clients; build it if it does not exist."""
     if config.owners and num_clients != (found := len(list_owners(config))):
         raise ConfigError(
             f"owners holds {found} graphs, one client each, but the run has {num_clients} "
@@ -251,10 +241,7 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
 
 
 def obtain_data(configs: Iterable[RunConfig]) -> None:
-    """Download what several runs lack, each dataset once.
-
-    A DataError names each dataset that is missing and cannot be downloaded.
-    """
+    """Download what several runs lack, each dataset once; one error names all missing."""
     tried: set[tuple[str, str]] = set()
     missing = []
     for config in configs:

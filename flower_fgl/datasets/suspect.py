@@ -35,8 +35,8 @@ FEW_STEPS = 1000
 def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
     """Return notes on a client's data for its owner, each with a remedy.
 
-    They name columns and values: they are for the owner alone, and never leave its machine.
-    ``held`` are the classes that have an item at any client, if that is known here.
+    They name columns and values: they never leave the owner's machine. ``held`` are the
+    classes that have an item at any client, if that is known here.
     """
     notes = (
         _missing_markers(graph),
@@ -238,7 +238,7 @@ def label_columns(graph: ClientGraph) -> dict[int, list[int]]:
     """Find columns that tell a class from all others, by themselves.
 
     The result maps columns of the features of the labelled items (nodes, or edges to
-    classify) to the classes that each tells from all others.
+    classify) to these classes.
 
     Notes
     -----
@@ -247,8 +247,7 @@ def label_columns(graph: ClientGraph) -> dict[int, list[int]]:
        class or to the others, with exceptions of at most 1 % of the smaller side.
     2. Few items fit such a rule by chance. log2 of the number of ways to choose the items
        of the class is the evidence; the bits that choose column, class and values are
-       subtracted. Classes with fewer than 10 items are left out: in a few similar items
-       of real data, rare words are often the same.
+       subtracted. Classes with fewer than 10 items are left out.
     3. Large classes are sampled, evenly in the order of the items.
     """
     whole = graph.graph

@@ -277,10 +277,8 @@ def copy_network(
     """Copy a network as ``copy.deepcopy`` does, in a tenth of the time.
 
     Most of the time of ``deepcopy`` goes to the empty tables of hooks of every module.
-    Parameters are leaves. ``memo`` are copies by the ``id`` of the original, as in
-    ``deepcopy``; completed in place. If it ``is_empty``, the copy gets trainable
-    parameters on the CPU without values, for a network whose parameters have none
-    (``meta`` tensors).
+    ``memo`` is that of ``deepcopy``. If it ``is_empty``, the copy gets trainable parameters
+    on the CPU without values, for a network whose parameters have none (``meta`` tensors).
     """
     memo = {} if memo is None else memo
     if id(network) in memo:
@@ -318,9 +316,8 @@ class RecordingBackbone(Backbone):
     """Wrap a backbone, not copied, and keep the embedding of its last forward pass.
 
     ``extra`` is a module that the same optimizer trains, e.g. an attention scorer.
-    ``embedding`` is the last result of :meth:`embed`. ``items`` are the embedded graphs
-    if the last input was a mini-batch of graphs, numbered as in the whole batch; ``None``
-    if it was all nodes or graphs.
+    ``items`` are the embedded graphs if the last input was a mini-batch of graphs; else
+    ``None``.
     """
 
     def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:

@@ -33,19 +33,16 @@ def receptive_field(
 ) -> GraphInput | None:
     """Extract the part of a graph that the layers need for some of its nodes.
 
-    ``targets`` (n,) are the nodes to compute, each once, and ``reach`` is the number of
-    consecutive layers that read neighbours
-    (:attr:`~flower_fgl.nn.backbone.Backbone.reach`). If this ``is_batch``, one of many
-    mini-batches, strided features are propagated once over the whole graph, and each
-    mini-batch selects its rows.
+    ``targets`` (n,) are distinct nodes, and ``reach`` is the number of consecutive layers
+    that read neighbours (:attr:`~flower_fgl.nn.backbone.Backbone.reach`). If this
+    ``is_batch``, one of many mini-batches, strided features are propagated once over the
+    whole graph, and each mini-batch selects its rows.
 
-    Returns the input for the network in place of ``graph``. The network then returns the
-    rows of ``targets`` in their order, and each layer computes only the nodes that later
-    layers need. ``None`` if the part covers most of the graph, a gradient flows to edges
-    or features, or ``graph`` is a subclass with its own form of features. Results equal
-    those of the whole graph up to the order of sums: the operators keep their entries,
-    degrees included. Dropout draws for fewer nodes, so the same seed gives other masks
-    than on the whole graph.
+    The network then returns the rows of ``targets``, and each layer computes only the nodes
+    that later layers need. ``None`` if the part covers most of the graph, a gradient flows
+    to edges or features, or ``graph`` is a subclass with its own form of features. Results
+    equal those of the whole graph up to the order of sums. Dropout draws for fewer nodes,
+    so the same seed gives other masks than on the whole graph.
     """
     is_plain = type(graph) is GraphInput and graph.batch is None
     if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:
@@ -85,11 +82,7 @@ def _surroundings(
 
 
 def output_nodes(field: GraphInput, reach: int) -> list[Tensor]:
-    """Return the nodes of the whole graph that each of ``reach`` layers computes.
-
-    They are in the order of the layer's output on a :func:`receptive_field`; those of
-    the last layer are the targets.
-    """
+    """Return the nodes of the whole graph that each of ``reach`` layers computes."""
     return [cast(Level, field.level(number)).output_nodes for number in range(reach)]
 
 
@@ -272,8 +265,8 @@ class ClientDraws:
 class NeighbourLists:
     """The neighbours of every node, in compressed sparse rows.
 
-    ``start`` (N + 1,) is the start of each node's neighbours in ``neighbour`` (E,), the
-    sources of the edges, sorted by target.
+    ``start`` (N + 1,) is the start of each node's neighbours in ``neighbour`` (E,), by
+    target.
     """
 
     start: Tensor
@@ -304,10 +297,9 @@ class NeighbourLists:
     ) -> tuple[Tensor, Tensor]:
         """Draw up to ``limit`` neighbours of each of n nodes, without replacement.
 
-        A node with at most that many keeps all; for other nodes every set of that size is
-        equally likely. The generator draws on the CPU; with those of several clients the
-        nodes must be sorted by client. Returns positions in ``nodes`` (m,), ascending, and
-        in ``neighbour`` (m,).
+        Every set of that size is equally likely. The generator draws on the CPU; with those
+        of several clients the nodes must be sorted by client. Returns positions in
+        ``nodes`` (m,), ascending, and in ``neighbour`` (m,).
         """
         first = self.start[nodes]
         degree = self.start[nodes + 1] - first
@@ -357,16 +349,13 @@ class _Drawn(NamedTuple):
 
 
 class NeighborSampler:
-    """Draw the inputs of a batch's layers from one graph.
-
-    The graph has no edge weights that require grad.
+    """Draw the inputs of a batch's layers from one graph, whose edge weights are constant.
 
     The entries that a node's row of an operator keeps are multiplied by the node's degree
-    over their number. A row times any representations is then unbiased. The entry of the
-    node itself is always kept. The network's nonlinear functions make its output biased,
-    as in any neighbour sampling. The first layer reads propagated features. Of strided
-    features they are computed once for the whole graph, so that this layer is exact and
-    draws nothing.
+    over their number: a row times any representations is then unbiased. The entry of the
+    node itself is always kept. The network's nonlinear functions make its output biased, as
+    in any neighbour sampling. Propagated strided features are computed once for the whole
+    graph, so that the first layer is exact and draws nothing.
     """
 
     def __init__(self, graph: GraphInput) -> None:
@@ -399,9 +388,8 @@ class NeighborSampler:
     ) -> GraphInput:
         """Draw the input of a network for some different nodes ``targets`` (n,).
 
-        ``limits`` are the most neighbours per node in each layer, those of the last
-        layer first. The network returns the rows of ``targets`` in their order. The
-        generator draws on the CPU.
+        ``limits`` are the most neighbours per node in each layer, those of the last layer
+        first.
         """
         graph = self.graph
         place = torch.full((graph.num_nodes,), -1, device=targets.device)

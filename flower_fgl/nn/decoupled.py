@@ -206,13 +206,12 @@ def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k mixes
     the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights (K + 1, N) are
-    softmax(e_0..e_K). ``hops`` (K + 1, N, p) are x_0 to x_K, ``weight`` (1, 2p) is s, the
-    part for the history, then the part for the hop, and ``bias`` (1,) b. For stacked
-    clients all three have one more dimension, before the last two of ``hops`` and
+    softmax(e_0..e_K). ``hops`` (K + 1, N, p) are x_0 to x_K, ``weight`` (1, 2p) is s. For
+    stacked clients all have one more dimension, before the last two of ``hops`` and
     ``weight``.
 
-    The product with s distributes over the mixture, so each history is mixed as one
-    number per hop instead of p.
+    The product with s distributes over the mixture, so each history is mixed as one number
+    per hop instead of p.
     """
     halves = weight.view(*weight.shape[:-2], 2, -1)
     parts = hops @ halves.transpose(-1, -2)  # (K + 1, N, 2)

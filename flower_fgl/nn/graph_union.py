@@ -17,10 +17,8 @@ __all__ = ["GraphBatch", "SubBatch", "concatenated_ranges", "select_rows"]
 class SubBatch(NamedTuple):
     """Some graphs of a batch, as a batch of their own.
 
-    ``nodes`` (n,) are their nodes in the whole batch, graph by graph, and ``edges``
-    (e,) their columns of the whole ``edge_index``. ``edge_index`` (2, e) are their
-    edges, renumbered, and ``batch`` (n,) the graph of each node, by its position in the
-    selection.
+    ``nodes`` (n,) and ``edges`` (e,) are their numbers in the whole batch; ``edge_index``
+    (2, e) are renumbered, and ``batch`` (n,) is by position in the selection.
     """
 
     nodes: Tensor
@@ -32,10 +30,8 @@ class SubBatch(NamedTuple):
 class GraphBatch:
     """Many graphs in one: consecutively numbered nodes, no edges between graphs.
 
-    ``edge_index`` (2, E) are the edges of all graphs, and ``batch`` (N,), int64,
-    non-decreasing, the graph of each node. ``num_graphs`` G counts graphs without nodes
-    too; by default one more than the largest entry of ``batch``. A DataError says that
-    ``batch`` is not such a vector.
+    ``batch`` (N,), int64, non-decreasing, is the graph of each node. ``num_graphs`` G
+    counts graphs without nodes too.
     """
 
     def __init__(
@@ -108,9 +104,8 @@ def _check_batch(batch: Tensor, num_graphs: int | None) -> int:
 def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
     """Concatenate ranges of integers, given by ``first`` and ``count`` (g,).
 
-    These are ``first[0], first[0] + 1, …`` for ``count[0]`` numbers, then the next
-    range. The result has the type of both, as features of a million molecules have 54
-    million entries.
+    The result has the type of both, as features of a million molecules have 54 million
+    entries.
     """
     ends = count.cumsum(0, dtype=count.dtype)
     shift = torch.repeat_interleave(first - ends + count, count)

@@ -187,9 +187,8 @@ def dropout(
 ) -> Tensor:
     """Zero entries with probability ``rate``, scale the rest, Srivastava et al., JMLR 2014.
 
-    Unless ``is_training``, return ``h`` and draw nothing. ``uniform`` takes ``h`` and
-    returns uniform numbers of its shape, by default from torch's global generator.
-    ``F.dropout`` draws Bernoulli numbers, which take four times as long on a CPU.
+    ``uniform`` takes ``h`` and returns uniform numbers of its shape. ``F.dropout`` draws
+    Bernoulli numbers, which take four times as long on a CPU.
     """
     if not is_training or rate == 0:
         return h
@@ -214,8 +213,7 @@ def _scaled(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
 def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``S H Wᵀ + b``, Kipf & Welling, ICLR 2017, Eq. (2) without activation.
 
-    ``h`` (N, p) are representations, by default the graph's features; the result is (N,
-    q). Edge weights are used.
+    ``h`` (N, p) is by default the graph's features; the result is (N, q).
     """
     return graph.filtered_linear(
         h, conv.lin.weight, conv.bias, kind="normalised", coefficients=ONE_STEP
@@ -225,8 +223,7 @@ def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
 
-    The layer has mean aggregation, which edge weights weight, and the second term only
-    with a root weight. Shapes are those of :func:`gcn`.
+    The mean is weighted by edge weights; the second term needs a root weight.
     """
     if graph.shape and conv.root_weight:
         total = conv.lin_r.weight + conv.lin_l.weight
@@ -249,7 +246,6 @@ def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     """Compute ``MLP((1 + ε) H + A H)``, Xu et al., ICLR 2019, Eq. (4.1).
 
     ``conv.nn`` is a Sequential that starts with a linear layer, and ε is constant.
-    Shapes are those of :func:`gcn`.
     """
     layers: Any = conv.nn
     first, *rest = layers
@@ -296,8 +292,7 @@ def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
 def gcn2(conv: GCN2Conv, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
     """Compute one GCNII layer, Chen et al., ICML 2020, Eq. (5) without activation.
 
-    ``h`` and ``start``, the representations before the first layer (initial residual),
-    are (N, p), as is the result. ``conv`` has shared weights; edge weights are used.
+    ``start`` (N, p) are the representations before the first layer (initial residual).
     """
     mixed = (1 - conv.alpha) * graph.operator("normalised").matmul(h)
     mixed = mixed + conv.alpha * start
@@ -309,12 +304,10 @@ RepNorm = Literal["l2", "tanh", "none"]
 
 
 def bound(h: Tensor, how: RepNorm) -> Tensor:
-    """Bound representations (N, H) in length or range.
+    """Bound representations (N, H) in length or range; rows of zeros stay zeros.
 
-    ``l2`` scales each row to unit length and keeps rows of zeros; ``tanh`` applies tanh
-    to each entry; ``none`` returns ``h``. A node without features and neighbours may have
-    a row of zeros. Its gradient is not divided by the length: division by a tiny length
-    would make it enormous.
+    A node without features and neighbours may have such a row. Its gradient is not divided
+    by the length: division by a tiny length would make it enormous.
     """
     if how == "tanh":
         return h.tanh()

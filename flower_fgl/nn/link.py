@@ -34,8 +34,7 @@ class DotDecoder(nn.Module):
 class MLPDecoder(nn.Module):
     """Score a pair by a network of two layers on the product of its embeddings.
 
-    ``channels`` is the width p of the embeddings and of the hidden layer. The elementwise
-    product makes the score the same for both directions of a pair.
+    The elementwise product makes the score the same for both directions of a pair.
     """
 
     def __init__(self, channels: int) -> None:
@@ -52,10 +51,8 @@ class MLPDecoder(nn.Module):
 class EdgeDecoder(nn.Module):
     """Predict an edge by a network of two layers on both ends and the edge's features.
 
-    ``channels`` is the width p of the embeddings and of the hidden layer; there are
-    ``num_features`` a, at least 0, and ``num_outputs`` C. The ends are concatenated in the
-    order source, target: an edge has a direction here, whatever the direction in which
-    messages are passed.
+    The ends are concatenated in the order source, target: an edge has a direction here,
+    whatever the direction in which messages are passed.
     """
 
     def __init__(self, channels: int, num_features: int, num_outputs: int) -> None:
@@ -76,11 +73,10 @@ def _logits(score: Tensor) -> Tensor:
 
 
 def make_decoder(kind: str, channels: int) -> nn.Module:
-    """Build a decoder for embeddings of a width.
+    """Build a decoder for embeddings of a width, for the setting ``link-decoder``.
 
-    ``kind`` is the setting ``link-decoder``, or ``edge:CxA`` for an
-    :class:`EdgeDecoder` with C outputs and A features, as
-    :meth:`~flower_fgl.core.config.RunConfig.decoder` names it.
+    ``edge:CxA`` is an :class:`EdgeDecoder` with C outputs and A features, see
+    :meth:`~flower_fgl.core.config.RunConfig.decoder`.
     """
     if kind.startswith("edge:"):
         num_outputs, num_features = map(int, kind.removeprefix("edge:").split("x"))
@@ -97,16 +93,14 @@ def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
 def graph_sides(edges: Tensor, num_nodes: int) -> tuple[Tensor, bool]:
     """Find the sides of the nodes, (N,), int64, and whether the graph is bipartite.
 
-    Undirected ``edges`` (2, E) are given once or in both directions. A connected
-    component without odd cycles has two sides, an isolated node has its own. In any other
-    component all nodes have the same side. The graph is bipartite if no component has an
-    odd cycle, and there are at least ``MIN_CYCLES`` independent cycles: a forest has none
-    and says nothing about sides.
+    Undirected ``edges`` (2, E) are given once or in both directions. A connected component
+    without odd cycles has two sides; in any other one all nodes have the same side. The
+    graph is bipartite if no component has an odd cycle, and there are at least
+    ``MIN_CYCLES`` independent cycles: a forest says nothing about sides.
 
-    In the bipartite double cover each node v has two copies, and each edge (u, v) joins
-    one copy of u with the other copy of v. A walk from one copy of a node to another
-    node's same copy has an even number of edges. The copies of a node are connected if
-    and only if its component has an odd cycle.
+    In the bipartite double cover each node v has two copies, and each edge (u, v) joins one
+    copy of u with the other copy of v. The copies of a node are connected if and only if
+    its component has an odd cycle.
     """
     row, col = edges.numpy()
     cover = scipy.sparse.coo_array(
@@ -132,11 +126,10 @@ def pair_sides(
     """Return the side of each node, (N,), int64: negatives join different sides.
 
     All predicted ``edges`` (2, E) decide whether there are sides; those of a bipartite
-    graph follow from ``training`` (2, T), by default all. The result is ``None`` if any
-    two nodes may be a negative: in a plain graph that is not bipartite. In a typed graph,
-    with the kind ``node_type`` (N,) of each node, only nodes of the kinds that ``edges``
-    join have a side, others -1; two kinds are two sides, and each node of a single kind
-    is one by itself.
+    graph follow from ``training`` (2, T), by default all. The result is ``None`` in a plain
+    graph that is not bipartite. In a typed graph only nodes of the kinds that ``edges``
+    join have a side, others -1; two kinds are two sides, and each node of a single kind is
+    one by itself.
     """
     kinds = None if node_type is None else torch.unique(node_type[edges])
     if kinds is None or node_type is None or len(kinds) < 2:
@@ -161,10 +154,9 @@ def draw_negatives(
     """Draw distinct pairs of different nodes that are not known, uniformly.
 
     Returns pairs (2, n) of (smaller node, larger node), in random order; n is ``number``,
-    or the number of all pairs that are not known if that is smaller. ``known`` (E,) are
-    the :func:`pair_codes` of known pairs. Two nodes of one ``side`` (N,), see
-    :func:`pair_sides`, are no pair, and nodes with -1 are in none; by default any two
-    nodes are a pair. The generator draws on the CPU.
+    or that of all free pairs if it is smaller. ``known`` (E,) are the :func:`pair_codes` of
+    known pairs. Two nodes of one ``side`` (N,), see :func:`pair_sides`, are no pair, and
+    nodes with -1 are in none. The generator draws on the CPU.
     """
     known = torch.unique(known)
     between = None if side is None else _PairsBetween(side)

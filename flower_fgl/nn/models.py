@@ -99,10 +99,7 @@ class ModuleBackbone(Backbone):
 
 
 def backbone_class(name: str, thing: Any) -> type[Backbone]:
-    """Return the class for a row of another package: a backbone, or a :data:`Factory`.
-
-    Raises a ConfigError if it is neither.
-    """
+    """Return the class for a row of another package: a backbone, or a :data:`Factory`."""
     if isinstance(thing, type) and issubclass(thing, Backbone):
         return thing
     if not callable(thing) or isinstance(thing, nn.Module):
@@ -224,10 +221,7 @@ def backbone_shapes(name: str, **sizes: Any) -> dict[str, tuple[int, ...]]:
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:
-    """Assign backbones, such as ``"gcn,gin,gcn:2x128"``, to K clients in turn.
-
-    Raises a ConfigError if a name is unknown or its sizes are malformed.
-    """
+    """Assign backbones, such as ``"gcn,gin,gcn:2x128"``, to K clients in turn."""
     models = split_models(names)
     return [models[client % len(models)] for client in range(num_clients)]
 
@@ -241,9 +235,8 @@ def local_names(
 ) -> frozenset[str]:
     """Return the tensors of a backbone that never leave an owner; the same for every d.
 
-    ``build`` makes the backbone for a feature width. With ``first_layer`` the layers that
-    read the features stay local: those with a tensor whose shape depends on d. With
-    ``head`` the classifier stays local.
+    With ``first_layer`` the layers that read the features stay local: those with a tensor
+    whose shape depends on d. With ``head`` the classifier stays local.
     """
     shapes = state_shapes(build(in_channels))
     kept = set(classifier_state(shapes)) if head else set()
@@ -268,11 +261,7 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _construct(model: ModelName, *, initialise: bool, **sizes: Any) -> Backbone:
-    """Construct a backbone of another package; weights are drawn only if wanted.
-
-    A ConfigError says that two networks of the same sizes have other weights, which cannot
-    be averaged.
-    """
+    """Construct a backbone of another package; weights are drawn only if wanted."""
     cls: Any = MODELS[model.name]
     expected = _shapes(cls, tuple(sizes.items()))
     made: Backbone
@@ -349,10 +338,9 @@ def _reset_parameters(module: nn.Module) -> None:
 def hidden_names(model: str, **sizes: Any) -> frozenset[str]:
     """Return the tensors of the encoder without its input layer.
 
-    The input layer is each module with a parameter whose shape depends on the number of
-    features. In a GIN this is the first linear map: a linear map and the sum over the
-    neighbours commute, so this map could as well precede the first layer. Raises a
-    ConfigError if the backbone has no other layer.
+    That is each module with a parameter whose shape depends on the number of features. In a
+    GIN this is the first linear map, which could as well precede the first layer: it
+    commutes with the sum over the neighbours.
     """
     narrow, wide = (
         encoder_state(backbone_shapes(model, in_channels=width, num_outputs=2, **sizes))

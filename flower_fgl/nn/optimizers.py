@@ -39,8 +39,8 @@ def quick(optimizer: Optimizer) -> Optimizer:
     """Make an optimizer ready for thousands of steps; return it.
 
     A fused step of Adam then takes 15 µs plus its arithmetic, and 50 µs in torch. The
-    moments of a weight whose gradient stays zero decay, after 800 steps to numbers below
-    1e-38. Processors take ten times as long for those; a quick step makes them zero.
+    moments of a weight whose gradient stays zero decay to numbers below 1e-38, with which
+    processors take ten times as long; a quick step makes them zero.
     """
     # a reference to itself would keep it, and its moments, until a search for cycles
     vars(optimizer)["step"] = partial(_step, weakref.ref(optimizer))

@@ -29,22 +29,11 @@ each step."""
 class RelationPairs:
     """Edges grouped by pairs (r, i) of a relation and a node that it reaches.
 
-    The S pairs are sorted by relation, those of K graphs first by graph.
-
-    Parameters
-    ----------
-    source : Tensor of shape (M,), int64
-        Node from which each message comes.
-    pair : Tensor of shape (M,), int64
-        Pair of each message, ascending.
-    relation, target : Tensor of shape (S,), int64
-        Relation and node of each pair; relation r of graph k has the number k·R + r.
-    count : Tensor of shape (S,), float
-        Messages of each pair, at least 1.
-    sizes : tuple of int
-        Number of pairs of each of the R relations, in each graph.
-    mask : Tensor of shape (M,), float, or None
-        Weight in [0, 1] of each message; ``count`` then counts those above 0.
+    The S pairs are sorted by relation, those of K graphs first by graph. ``source`` and
+    ``pair`` (M,), ascending, are those of each message; ``relation`` (k·R + r in graph k)
+    and ``target`` (S,) those of each pair, ``count`` (S,), float, its messages. ``sizes``
+    are the numbers of pairs of each of the R relations, in each graph. ``mask`` (M,) are
+    weights in [0, 1] of the messages; ``count`` then counts those above 0.
     """
 
     source: Tensor
@@ -93,8 +82,8 @@ class RelationPairs:
     def stacked(cls, parts: Sequence[RelationPairs], num_rows: int) -> RelationPairs:
         """Join the pairs of K graphs, of which each gets n rows.
 
-        Each has as many pairs of a relation as the graph with most. The pairs that a graph
-        lacks have no messages: their mean is 0.
+        Each has as many pairs of a relation as the graph with most. Pairs that it lacks
+        have mean 0.
         """
         sizes = torch.tensor([part.sizes for part in parts])  # (K, R)
         widest, graphs = sizes.amax(0), torch.arange(len(parts))
@@ -140,18 +129,10 @@ class RelationPairs:
 
 @dataclass(frozen=True, eq=False)
 class Relations:
-    """Kinds of the N nodes of a graph, and its edges with their relations.
+    """Kinds of the N nodes of a graph, and its M edges with their relations 0 to R - 1.
 
-    Parameters
-    ----------
-    node_type : Tensor of shape (N,), int64
-        Kind of each node.
-    index : Tensor of shape (2, M), int64
-        Source and target of each edge.
-    relation : Tensor of shape (M,), int64
-        Relation of each edge, 0 to R - 1.
-    mask : Tensor of shape (M,), float, or None
-        Weight in [0, 1] of each edge, by which its messages are multiplied.
+    ``index`` (2, M) are source and target of each edge; ``mask`` (M,) are weights in [0,
+    1], by which the messages are multiplied.
     """
 
     node_type: Tensor
@@ -263,9 +244,8 @@ def sum_at_targets(found: Tensor, target: Tensor, like: Tensor) -> Tensor:
 def relation_sum(h: Tensor, pairs: RelationPairs, weights: Iterable[Tensor]) -> Tensor:
     """Return ``Σ_r (1/|N_r(i)|) Σ_{j∈N_r(i)} h_j W_r`` of every node, (N, q).
 
-    ``h`` is (N, p), and ``weights`` are R matrices (p, q), Schlichtkrull et al., ESWC 2018,
-    Eq. (2); of K graphs they are (K, n, p) and (K, p, q). Relations without edges get no
-    gradient.
+    ``weights`` are R matrices (p, q), Schlichtkrull et al., ESWC 2018, Eq. (2); of K graphs
+    (K, p, q). Relations without edges get no gradient.
     """
     means = torch.split(relation_means(h, pairs), list(pairs.sizes), dim=-2)
     parts = [

@@ -42,12 +42,10 @@ class Operator(Protocol):
 def csr_matrix(
     row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
 ) -> Tensor:
-    """Sort entries into a CSR matrix with the narrowest index type that fits.
+    """Sort entries (n,) into a CSR matrix with the narrowest index type that fits.
 
-    ``row``, ``column`` and ``value`` (n,) are in any order; products add up entries at
-    one position. Indices are int32, or int64 beyond 2³¹ − 1. The kernels of CPU (MKL) and
-    GPU (cuSPARSE) accept int32 indices without conversion; these take a third less memory
-    than int64.
+    Products add up entries at one position. The kernels of CPU (MKL) and GPU (cuSPARSE)
+    accept int32 indices without conversion; these take a third less memory than int64.
     """
     order, start, column = _sorted_rows(row, column, shape)
     return narrow_csr(start, column, value[order], shape)
@@ -92,10 +90,9 @@ def narrow_csr(
 def transpose_csr(
     start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Transpose a CSR matrix (M, N), given by the parts of :func:`narrow_csr`, on the CPU.
+    """Transpose the parts of :func:`narrow_csr` on the CPU; those of the result are sorted.
 
-    Columns may be in any order within a row. The parts of the result are sorted. SciPy
-    counts the entries of each column: linear time, a tenth of that of sorting.
+    SciPy counts the entries of each column: linear time, a tenth of that of sorting.
     """
     parts = (value.numpy(), column.numpy(), start.numpy())
     turned = scipy.sparse.csr_array(parts, shape=shape).tocsc()
@@ -124,9 +121,8 @@ def _pass_beta_warning() -> None:
 class SparseOperator:
     """A constant sparse matrix (M, N), CSR, and its transpose for the backward pass.
 
-    The first backward pass computes the transpose, once. A symmetric matrix serves as its
-    own transpose and is stored once. torch's own backward of a CSR product transposes in
-    every pass.
+    The first backward pass computes the transpose; torch's own backward of a CSR product
+    transposes in every pass. A symmetric matrix is stored once.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -164,10 +160,7 @@ class SparseOperator:
         columns: tuple[Tensor, Tensor, Tensor],
         shape: tuple[int, int],
     ) -> SparseOperator:
-        """Build from a matrix (M, N) and its transpose, both already sorted by row.
-
-        Both are given by the start of each row, and column and value of each entry.
-        """
+        """Build from the parts of a matrix and of its transpose, both sorted by row."""
         made = cls(_csr(*rows, shape))
         made._transpose = _csr(*columns, shape[::-1])
         return made
@@ -261,8 +254,8 @@ class EdgePattern:
     """Positions of the entries of sparse matrices whose values change or train.
 
     ``row`` and ``column`` (n,) of matrices (M, N) are in any order; the values are sorted
-    by row and column, and ``order`` (n,) is the given entry at each place of them.
-    Products read the rows of the dense matrices in place and store no row per entry.
+    by both, and ``order`` (n,) is the given entry at each place. Products read the rows of
+    the dense matrices in place and store no row per entry.
     """
 
     def __init__(self, row: Tensor, column: Tensor, shape: tuple[int, int]) -> None:
@@ -272,17 +265,11 @@ class EdgePattern:
         self._across, self._turned_start, self._turned_column = _sorted_rows(*turned)
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
-        """Compute ``⟨left_row, right_column⟩`` for every entry, (n,) in sorted order.
-
-        ``left`` (M, p) and ``right`` (N, p) may require grad.
-        """
+        """Compute ``⟨left_row, right_column⟩`` for every entry, (n,) in sorted order."""
         return apply_function(_EdgeDots, self, left, right)
 
     def matmul(self, value: Tensor, dense: Tensor) -> Tensor:
-        """Multiply the matrix of values (n,) in sorted order by ``dense`` (N, p).
-
-        Both may require grad.
-        """
+        """Multiply the matrix of values (n,) in sorted order by ``dense`` (N, p)."""
         return apply_function(_EdgeSums, self, False, value, dense)
 
     def matrix(self, value: Tensor) -> Tensor:
@@ -353,9 +340,8 @@ class _EdgeSums(torch.autograd.Function):
 class EdgeOperator:
     """A sparse matrix given by its entries (n,), differentiable in their values.
 
-    Each product gathers and scatters one row per entry and takes n·p floats of memory.
-    Use it for small graphs with learnable weights, and :class:`SparseOperator` for
-    constant matrices.
+    Each product takes n·p floats of memory. Use it for small graphs with learnable weights,
+    and :class:`SparseOperator` for constant matrices.
     """
 
     def __init__(
@@ -396,14 +382,12 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
 
 
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
-    """Store the weights that multiply sparse features in column-major order.
+    """Store the weights that multiply sparse features in column-major order, in place.
 
     A sparse matrix times a transposed weight, and its gradient, then need no transposing
-    copy. With thousands of features these copies take longer than the products. Values,
-    shapes and results stay the same. Call this before an optimizer is constructed;
-    weights of shape (·, num_features) are changed in place. Fused optimizers read tensors
-    in memory order. Moments and gradients set by hand must therefore have the layout of
-    their parameter; autograd and the optimizer ensure this for the ones that they create.
+    copy, which takes longer than the products with thousands of features. Call this before
+    an optimizer is constructed: fused ones read tensors in memory order, so that moments
+    and gradients set by hand must have the layout of their parameter.
     """
     for parameter in model.parameters():
         if parameter.dim() == 2 and parameter.shape[1] == num_features:

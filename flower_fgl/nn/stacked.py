@@ -74,10 +74,7 @@ class StackedWeights(GraphInput):
         kind: OperatorKind,
         coefficients: tuple[float, ...],
     ) -> Tensor:
-        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
-
-        The result is (K, n, q); weights and bias are those of :meth:`linear`.
-        """
+        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`."""
         if h is None and self._is_kept:
             return self.linear(self.propagated(kind, coefficients), weight, bias)
         z = self.linear(h, weight)
@@ -90,9 +87,8 @@ class StackedWeights(GraphInput):
 class StackedInput(StackedWeights):
     """The graphs of K clients as input of a backbone with stacked weights.
 
-    The graphs have no edge weights, and the same feature width, layout and dtype.
-    ``num_rows`` is n, and ``real`` (K, n), bool, are the rows that are nodes; the other
-    rows are padding. A batch of graphs, or edge weights, are a ValueError.
+    They have the same feature width, layout and dtype, and are single graphs without edge
+    weights (ValueError). Of the n = ``num_rows`` rows ``real`` (K, n), bool, are nodes.
     """
 
     def __init__(self, graphs: Sequence[GraphInput]) -> None:
@@ -120,10 +116,7 @@ class StackedInput(StackedWeights):
 
     @classmethod
     def of_equal(cls, x: Tensor, edge_index: Tensor) -> StackedInput:
-        """Return K graphs with the same edges (2, e), of strided features (K, n, d).
-
-        The features may require grad.
-        """
+        """Return K graphs with the same edges (2, e), of strided features (K, n, d)."""
         out = cls.__new__(cls)
         out.num_clients, out.num_rows, out._width = x.shape
         first = out.num_rows * torch.arange(out.num_clients, device=x.device)
@@ -155,8 +148,7 @@ class StackedInput(StackedWeights):
     ) -> StackedInput:
         """Return an input with the same features and other edges (2, E').
 
-        Edges are between flattened rows, each within one client; weights may require
-        grad.
+        Edges are between flattened rows, each within one client.
         """
         out = copy(self)
         total = self.num_clients * self.num_rows
@@ -174,11 +166,7 @@ class StackedInput(StackedWeights):
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map each client's representations (K, n, p) by its own weights: (K, n, q).
-
-        ``h`` is ``None`` for the graphs' features; weights are (K, q, p), and the bias
-        (K, q).
-        """
+        """Map each client's representations (K, n, p) by its own weights (K, q, p)."""
         across = weight.transpose(1, 2)
         if h is None and self._sparse is not None:
             z = self._sparse.matmul(across.reshape(-1, weight.shape[1]))
@@ -199,8 +187,7 @@ class Descent:
     ) -> None:
         """Change weights (K, q, p) and bias (K, q).
 
-        ``slope`` (K, n, q) is the derivative of each client's loss by the layer's output
-        for ``rows`` (K, n, p).
+        ``slope`` (K, n, q) is the derivative by the layer's output for ``rows`` (K, n, p).
         """
         kept = 1 - self.lr * self.weight_decay
         weight, factors = weight.detach(), (slope.mT, rows)
@@ -214,10 +201,10 @@ class Descent:
 class DescendingInput(StackedInput):
     """Graphs of K clients for a network whose backward pass takes a :class:`Descent`.
 
-    ``rows`` (K, r), int64, are distinct rows of each client. The last of ``layers``
-    computes all rows of its output, and the derivative by these: the caller takes none by
-    others. Only weights that multiply sparse features get a gradient instead of a step. A
-    network may use each weight once.
+    The last of ``layers`` computes all rows of its output, and the derivative by ``rows``
+    (K, r), distinct in each client: the caller takes none by others. Only weights that
+    multiply sparse features get a gradient instead of a step. A network may use each weight
+    once.
     """
 
     def __init__(
@@ -308,10 +295,7 @@ def stack_graphs(graphs: Sequence[GraphInput]) -> StackedInput:
 
 
 def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
-    """Map each client's rows (K, n, p) by its own transposed weights (K, p, q).
-
-    The bias is (K, q).
-    """
+    """Map each client's rows (K, n, p) by its transposed weights (K, p, q), bias (K, q)."""
     if across.requires_grad and torch.is_grad_enabled():
         return apply_function(_MapEach, rows, across, bias)
     return _map_each(rows, across, bias)
@@ -358,10 +342,7 @@ class _MapEach(torch.autograd.Function):
 
 
 def map_rows(layer: nn.Module, h: Tensor) -> Tensor:
-    """Run a layer, or a sequence of them, of which linear ones may have stacked weights.
-
-    Those map each client's rows (K, n, p) by its own weights.
-    """
+    """Run a layer, or a sequence, of which linear ones may have stacked weights."""
     if isinstance(layer, nn.Sequential):
         for part in layer:
             h = map_rows(part, h)
@@ -393,10 +374,9 @@ class Ragged:
 
 
 def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:
-    """Stack K matrices of unequal numbers of rows to (K, num_rows, ...).
+    """Stack K matrices of unequal numbers of rows to (K, num_rows, ...), with zeros.
 
-    Rows that a part lacks are zero. Sparse CSR parts (n_k, d) give the block-diagonal
-    matrix (K·n, K·d).
+    Sparse CSR parts (n_k, d) give the block-diagonal matrix (K·n, K·d).
     """
     if parts[0].layout == torch.sparse_csr:
         return _block_diagonal(parts, num_rows)
@@ -447,10 +427,9 @@ def stack_model(
     """Build one backbone with the weights of K clients, of shapes (K, ...).
 
     ``template`` is a client's network, see :func:`can_stack`; it is changed itself if it
-    ``is_spare``. ``states`` are one state for all clients, or one for each; they are
-    copied, to the memory layout of the template's. ``uniform`` is the source of the
-    numbers of dropout: it takes representations (K, n, p) and returns numbers of that
-    shape.
+    ``is_spare``. ``states`` are one for all clients, or one for each; they are copied, to
+    the memory layout of the template's. ``uniform`` is the source of the numbers of dropout
+    (K, n, p).
     """
     model = template if is_spare else copy_network(template)
     model.uniform = uniform
@@ -497,10 +476,7 @@ def stack_module(module: Module, states: Sequence[Mapping[str, Tensor]]) -> Modu
 def split_state(
     tensors: Mapping[str, Tensor], num_clients: int
 ) -> list[dict[str, Tensor]]:
-    """Return the state of each of K clients as views of stacked tensors (K, ...).
-
-    There are K states also without tensors.
-    """
+    """Return the states of K clients, also without tensors, as views of (K, ...)."""
     names = list(tensors)
     if not names:
         return [{} for _ in range(num_clients)]
@@ -523,10 +499,7 @@ class _EachOperator:
 
 
 class SharedInput(StackedWeights):
-    """A single graph as input of a backbone with the stacked weights of K models.
-
-    What the graph caches serves both inputs.
-    """
+    """A graph, whose caches it shares, as input of a backbone with K models' weights."""
 
     def __init__(self, graph: GraphInput) -> None:
         vars(self).update(vars(graph))
@@ -543,10 +516,9 @@ class SharedInput(StackedWeights):
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map representations by the weights of each model: (K, n, q).
+        """Map representations by the weights (K, q, p) of each model: (K, n, q).
 
-        ``h`` are the representations (K, n, p) of each model, or (n, p) of all, or
-        ``None`` for the graph's features. Weights are (K, q, p), and the bias (K, q).
+        ``h`` are those (K, n, p) of each model, or (n, p) of all.
         """
         rows = self.x if h is None else h
         if rows.dim() == 3:
@@ -563,10 +535,9 @@ class SharedInput(StackedWeights):
 class Ensemble:
     """Constant networks of K clients that predict the same nodes.
 
-    ``template`` is a network of the clients' architecture, not changed, and ``states``
-    are the clients' K weights, which are copied. Networks that
-    :func:`~flower_fgl.nn.stacked.can_stack` are evaluated at once, all others one after
-    the other. Both give the same predictions up to rounding.
+    ``template`` is not changed, and ``states`` are copied. Networks that :func:`can_stack`
+    are evaluated at once, all others one after the other; both give the same up to
+    rounding.
     """
 
     def __init__(

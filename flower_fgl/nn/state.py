@@ -58,10 +58,7 @@ def state_to_vector(
 def vector_to_state(
     vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Undo :func:`state_to_vector`; the tensors are views of ``vector``.
-
-    ``shapes`` are those without K.
-    """
+    """Undo :func:`state_to_vector` as views; ``shapes`` are those without K."""
     sizes = [torch.Size(shape).numel() for shape in shapes.values()]
     parts = torch.split(vector, sizes, dim=-1)
     return {

@@ -103,8 +103,7 @@ class Topology:
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the edges for attention: those without self-loops, then one loop per node.
 
-        Source and target (E',), and weight (E',), which is 1 for the self-loops, or
-        ``None`` if the graph has no weights.
+        Source, target and weight (E',), 1 for the self-loops, or ``None`` without weights.
         """
         if not self.is_constant:
             return self._attention_edges()
@@ -129,9 +128,9 @@ def gcn_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return self-looped edges and ``D^-1/2 (A + I) D^-1/2``, Kipf & Welling, ICLR 2017.
 
-    A self-loop of weight 1 is added where a node has none; of several, the last counts.
-    The edges (2, E') are those without self-loops, then one loop per node; the values are
-    (E',). ``weight`` (E,) may require grad; without it each edge has weight 1 of ``dtype``.
+    A self-loop of weight 1 is added where a node has none; of several, the last counts. The
+    edges (2, E') are those without self-loops, then one loop per node; the values are
+    (E',).
     """
     others = edge_index[0] != edge_index[1]
     loops = torch.arange(num_nodes, device=edge_index.device)
@@ -157,8 +156,7 @@ def graph_filter(
 ) -> Tensor:
     """Apply a polynomial of an operator by Horner's rule: ``Σ_k c_k S^k h + b``, (N, p).
 
-    ``operator`` is S (N, N), and ``coefficients`` are c_0, …, c_K, of which the last is not
-    0. They take K products. ``bias`` (p,) is added to every row of the result.
+    The last of the ``coefficients`` c_0, …, c_K is not 0. They take K products.
     """
     *lower, highest = coefficients
     out = h if highest == 1 else highest * h
@@ -279,8 +277,8 @@ class Messages:
 def _hash_rows(ends: Tensor, x: Tensor) -> Tensor:
     """Return a number (M,), int64, for each pair of nodes (M, 2) and its features (M, a).
 
-    Sorting rows takes ten times as long. Two edges between the same nodes with other
-    features get one number with a probability of 2^-63.
+    Sorting rows takes ten times as long. Two other edges get one number with probability
+    2^-63.
     """
     drawn, columns = torch.Generator().manual_seed(0), 2 + x.shape[1]
     factors = torch.randint(-(2**62), 2**62, (columns,), generator=drawn) * 2 + 1
@@ -299,9 +297,8 @@ def _hash_rows(ends: Tensor, x: Tensor) -> Tensor:
 def edge_messages(h: Tensor, edges: Messages, layer: nn.Linear) -> Tensor:
     """Compute ``Σ_{(j→i)} ReLU(h_j + W_e x + b_e)``, the sum in PyG's ``GINEConv``.
 
-    ``h`` is (N, p), as is the result, and ``layer`` maps the features of edges (M, a) to
-    (M, p). More than 2^27 numbers are computed in parts, again for the gradient of each
-    part.
+    ``h`` is (N, p), as is the result. More than 2^27 numbers are computed in parts, again
+    for the gradient of each part.
     """
     most = max(1, MOST_NUMBERS // h.shape[1])
     number = edges.index.shape[1]

@@ -47,11 +47,7 @@ def unheld_names(
 
 
 class OneType(nn.Module):
-    """Linear map of the features of one kind of nodes: ``h = W x + b``.
-
-    ``weight`` is (p, d), and ``bias`` (p,), the vector of all nodes of a kind without
-    features.
-    """
+    """Linear map ``h = W x + b`` of the features, maybe none, of one kind of nodes."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -72,8 +68,8 @@ class OneType(nn.Module):
 class Weight(nn.Module):
     """One tensor with Glorot weights: matrices (…, p, q), or a vector.
 
-    If several matrices are drawn as one tensor, they are smaller: this is what torch's
-    ``xavier_uniform_`` does with a tensor of three dimensions.
+    Several matrices that are drawn as one tensor are smaller, as by torch's
+    ``xavier_uniform_``.
     """
 
     def __init__(self, *shape: int, as_one: bool = False) -> None:

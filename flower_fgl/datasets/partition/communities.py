@@ -50,14 +50,13 @@ def metis_communities(
 ) -> list[IntArray]:
     """Partition a graph into equal parts with few edges between, Karypis & Kumar 1998.
 
-    ``edge_index`` (2, 2E) has both directions of each edge, and no self-loops. METIS may
-    leave some parts empty if the graph is tiny or has very few edges.
+    ``edge_index`` (2, 2E) has both directions of each edge. METIS may leave some parts
+    empty if the graph is tiny or has very few edges.
 
     Notes
     -----
-    1. The graph is unweighted, the objective is the edge cut, and the imbalance is METIS'
-       default. Recursive bisection up to ``RECURSIVE_UP_TO`` parts is that of pymetis,
-       fixed here so that another release cannot change a partition.
+    1. Recursive bisection up to ``RECURSIVE_UP_TO`` parts is that of pymetis, fixed here so
+       that another release cannot change a partition.
     2. The generator of METIS gives the same stream for 0 and 1, so that METIS gets
        ``IN_PLACE_OF_1`` for seed 1, and all other seeds unchanged.
     """
@@ -99,8 +98,7 @@ def louvain_communities(
 ) -> list[IntArray]:
     """Find communities by maximizing modularity, Blondel et al. 2008.
 
-    Communities at resolution 1 are in the order of their first node. An isolated node is
-    its own community. ``seed`` in [0, 2**32) determines the order of node visits.
+    They are in the order of their first node. An isolated node is its own community.
     """
     # Imported here: most processes only load a partition that another one computed.
     import community

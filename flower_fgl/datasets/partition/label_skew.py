@@ -40,10 +40,7 @@ KMEANS_TRIES = 100
 def count_classes(
     parts: Sequence[IntArray], labels: IntArray, num_classes: int
 ) -> IntArray:
-    """Count the members of each class in each part: (parts, C).
-
-    ``labels`` (N,) are -1 if unknown, which is not counted.
-    """
+    """Count the members of known class in each part: (parts, C)."""
     members = np.concatenate([np.empty(0, np.int64), *parts])
     part = np.repeat(np.arange(len(parts)), [len(nodes) for nodes in parts])
     label = labels[members]
@@ -58,12 +55,7 @@ def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray
 
 
 def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Assign each client one network, sampled without replacement, FedPANO Sec. 4.1.
-
-    ``network`` (N,) is the network of each node; other networks are not assigned.
-
-    Raises a DataError if there are fewer networks than clients.
-    """
+    """Assign each client one network, sampled without replacement, FedPANO Sec. 4.1."""
     names, index = np.unique(network, return_inverse=True)
     if num_clients > len(names):
         raise DataError(
@@ -78,10 +70,10 @@ def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[Int
 def deal_evenly_by_class(
     labels: IntArray, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Assign the members of each class, by ``labels`` (G,), at random and evenly.
+    """Assign the members of each class at random and evenly.
 
-    Clients differ by at most one member per class. They also differ by at most one in
-    total, because each class starts at the client after the last one of the class before.
+    Clients differ by at most one member per class and in total, because each class starts
+    at the client after the last one of the class before.
     """
     generator = numpy_generator(seed, 0, SERVER, "partition/uniform")
     shuffled = generator.permutation(len(labels))
@@ -101,13 +93,9 @@ def dirichlet_parts(
 ) -> list[IntArray]:
     """Assign each client class shares sampled from a Dirichlet distribution.
 
-    ``labels`` (N,) are the classes of nodes or graphs; members of unknown class (-1) are
-    assigned like one more class, the last. A small ``alpha``, above 0, gives strong label
-    skew. A client that holds N/K members gets no members of the following classes.
-    Sampling is repeated, with another generator each time, until the smallest client
-    holds ``min_size`` members. A DataError says that there are fewer than K ·
-    ``min_size`` members, or that 100 attempts leave a client with fewer than
-    ``min_size``.
+    Members of unknown class (-1) are assigned like one more class, the last. A client that
+    holds N/K members gets no members of the following classes. Sampling is repeated, with
+    another generator each time, until the smallest client holds ``min_size`` members.
 
     Notes
     -----
@@ -158,12 +146,10 @@ def _dirichlet_owner(
 def follow_neighbours(
     edge_index: IntArray, owner: IntArray, num_clients: int
 ) -> IntArray:
-    """Assign the nodes without a client to that of most of their assigned neighbours.
+    """Assign the nodes without a client (-1) to that of most of their assigned neighbours.
 
-    ``edge_index`` (2, 2E) has both directions of each edge, and ``owner`` (N,) is -1
-    without a client, in the result for nodes that no edge reaches. Nodes are assigned
-    breadth-first: those that are as far from the first ones at once; on a tie to the first
-    client.
+    Breadth-first: those that are as far from the first ones at once; on a tie to the first
+    client. Nodes that no edge reaches stay without.
     """
     owner, (source, target) = owner.copy(), edge_index
     while (reached := (owner[source] >= 0) & (owner[target] < 0)).any():
@@ -185,12 +171,8 @@ def cluster_by_labels(
 ) -> list[IntArray]:
     """Merge communities with similar label shares to clients by K-means.
 
-    The communities are disjoint and none is empty; ``labels`` (N,) are -1 if unknown,
-    which counts towards no share. ``seed`` in [0, 2**32) is that of K-means (Euclidean,
-    best of 10 starts); if a cluster is empty, K-means is repeated with the next seed.
-    Sizes of the clients may differ by two orders of magnitude. A DataError says that
-    there are fewer communities with distinct label shares than clients, or that 100 seeds
-    all leave a cluster empty.
+    K-means is Euclidean, the best of 10 starts; if a cluster is empty, it is repeated with
+    the next seed. Sizes of the clients may differ by two orders of magnitude.
     """
     sizes = np.array([len(nodes) for nodes in communities])
     shares = count_classes(communities, labels, num_classes) / sizes[:, None]  # (M, C)
@@ -230,10 +212,7 @@ def _kmeans(points: NDArray[np.float64], num_clusters: int, *, seed: int) -> Int
 
 
 def deal_edges(num_edges: int, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Assign edges at random; a client's edges are ascending.
-
-    Raises a DataError if there are fewer than K + 2 edges.
-    """
+    """Assign edges at random; a client's edges are ascending."""
     if num_edges < num_clients + 2:
         raise DataError(
             f'partition = "random-edges" needs at least {num_clients + 2} edges for '
@@ -247,13 +226,7 @@ def deal_edges(num_edges: int, num_clients: int, *, seed: int) -> list[IntArray]
 def deal_relations(
     relations: IntArray, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Assign the edges of whole relations at random, as :func:`deal_edges` single edges.
-
-    ``relations`` (M,) are the relations of the edges. Relations without edges do not
-    count.
-
-    Raises a DataError if there are fewer than K + 1 relations.
-    """
+    """Assign the edges of whole relations (M,) at random, as :func:`deal_edges`."""
     held = np.unique(relations)
     if len(held) <= num_clients:
         raise DataError(
@@ -271,11 +244,10 @@ def share_out(
 ) -> list[IntArray]:
     """Give K clients pieces of their own, a piece that several share, and one of all.
 
-    ``order`` are the E shuffled edges or relations, at least K + 1, for at least 3
-    clients. Of the ascending items of each client, with s = ⌊E / (K + 2)⌋, these are the
-    k-th s items, the items after the first (K + 1)s, and of the s items before these
-    some. Each of them goes to m random clients, with m uniform in 2, …, K - 1. With E = K
-    + 1 a client has its own item and the last one.
+    ``order`` are the E shuffled edges or relations, at least K + 1, for at least 3 clients.
+    With s = ⌊E / (K + 2)⌋, client k gets the k-th s items, those after the first (K + 1)s,
+    and some of the s items before these: each goes to m random clients, with m uniform in
+    2, …, K - 1. With E = K + 1 a client has its own item and the last one.
     """
     size = len(order) // (num_clients + 2)
     own, last = size or 1, (num_clients + 1) * size or num_clients
@@ -294,10 +266,9 @@ def share_out(
 class PartitionSummary:
     """Statistics of a partition.
 
-    ``class_counts`` (K, C) are the nodes (or graphs) of each class on each client,
-    without those of unknown class, and ``sizes`` (K,) all of them. ``share_edges_kept``
-    in [0, 1] is the share of edges with both ends on one client; 1 for a dataset
-    without edges.
+    ``class_counts`` (K, C) are the members of each known class, ``sizes`` (K,) all of them,
+    and ``share_edges_kept`` the share of edges with both ends on one client; 1 without
+    edges.
     """
 
     class_counts: IntArray

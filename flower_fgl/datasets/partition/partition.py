@@ -68,11 +68,9 @@ SEED_END = 2**31
 class PartitionInput:
     """Input of a partition rule.
 
-    ``edge_index`` (2, 2E) has both directions of each edge, or shape (2, 0) if whole
-    graphs are partitioned; ``labels`` (N,) are the classes of the N nodes (or graphs),
-    -1 if unknown. If the edges of a typed graph are partitioned, ``edge_index`` (2, N) and
-    ``labels`` are these edges and their relations. K lies in [2, N], ``seed`` in
-    [0, 2**31); ``alpha``, above 0, is that of Dirichlet.
+    ``edge_index`` (2, 2E) is (2, 0) if whole graphs are partitioned; ``labels`` (N,) are
+    the classes of the N nodes (or graphs), -1 if unknown. If the edges of a typed graph are
+    partitioned, they are these edges and their relations.
     """
 
     edge_index: IntArray
@@ -255,14 +253,9 @@ def partition_nodes(
 ) -> list[IntArray]:
     """Partition the N nodes of a graph among K clients by a rule.
 
-    ``rule`` is a name in ``NODE_RULES`` or ``NETWORK_RULES``, K lies in [1, N], ``seed``
-    in [0, 2**31), and ``alpha``, above 0, is the concentration of ``dirichlet``. The
-    ascending nodes of the K clients are disjoint and none is empty; they cover the graph,
+    The ascending nodes of the clients are disjoint and none is empty; they cover the graph,
     except with ``network``. In a typed graph ``dirichlet`` assigns the nodes of the kind to
-    predict, which others follow, see :func:`follow_neighbours`. A ConfigError says that an
-    argument is out of range, or that the dataset has a single network. A DataError says
-    that the rule leaves a client without nodes, or cannot assign each client its minimum
-    number of nodes or its own network.
+    predict, which others follow, see :func:`follow_neighbours`.
     """
     rules, labels = NODE_RULES, dataset.y.numpy()
     if rule in NETWORK_RULES:
@@ -318,10 +311,10 @@ def partition_graphs(
 def partition_edges(
     dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Assign the M edges of a typed graph to K clients by a rule of ``EDGE_RULES``.
+    """Assign the M edges of a typed graph to K clients, at least 3, by a rule.
 
     Returns the ascending edges of each client, in the order of ``dataset.messages``; some
-    are held by several. K is at least 3. Errors are as in :func:`partition_nodes`.
+    are held by several.
     """
     messages = dataset.messages
     if messages is None or messages.relation is None:

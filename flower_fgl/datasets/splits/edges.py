@@ -49,14 +49,11 @@ def split_edges(
     *,
     generator: np.random.Generator,
 ) -> dict[str, Tensor]:
-    """Split labelled edges at random, all edges between two nodes together.
+    """Split labelled edges (2, M) at random, all edges between two nodes together.
 
-    Pairs of nodes are split class by class, as
-    :func:`~flower_fgl.datasets.splits.split.split_nodes` splits nodes, by ``fractions``
-    for training, validation and test. The class of a pair is the rarest one among its
-    edges. ``pairs`` (2, M) are source and target of each edge, and ``y`` (M,) its
-    class, -1 if unknown. The masks (M,) ``train``, ``val`` and ``test`` are disjoint
-    and cover the edges of known class.
+    Pairs of nodes are split class by class, see
+    :func:`~flower_fgl.datasets.splits.split.split_nodes`; the class of a pair is the rarest
+    one among its edges. The masks (M,) cover the edges of known class.
     """
     known = y >= 0
     _, group = torch.unique(pair_codes(pairs, num_nodes), return_inverse=True)
@@ -76,17 +73,11 @@ def split_by_time(
     *,
     cuts: tuple[float, float] | None = None,
 ) -> dict[str, Tensor]:
-    """Split labelled edges by time: training, validation, test.
+    """Split labelled edges by time (M,): training, validation, test.
 
-    ``time`` (M,), float64, and ``y`` (M,), -1 if unknown, are those of each edge.
-    ``cuts`` are the first times of validation and test; by default those of the edges
-    at the places ⌊r_train · M'⌋ and ⌊(r_train + r_val) · M'⌋ of the M' labelled edges
-    in order of time, with the shares ``fractions``. The masks (M,) ``train``, ``val``
-    and ``test`` are disjoint and cover the edges of known class; edges of one time are
-    in one mask.
-
-    A DataError says that no edge is early enough for training. With ``cuts`` a mask may be
-    empty.
+    ``cuts`` are the first times of validation and test; by default those of the edges at
+    the places ⌊r_train · M'⌋ and ⌊(r_train + r_val) · M'⌋ of the M' labelled edges in order
+    of time. Edges of one time are in one mask. With ``cuts`` a mask may be empty.
     """
     known = y >= 0
     ordered = time[known].sort().values
@@ -133,12 +124,10 @@ def edge_client(
     """Turn the graph of a client with ``edges`` into the task of classifying these edges.
 
     ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
-    Its items are the labelled edges. With times, ``graph`` holds training and
-    validation edges, and messages pass over edges before the first validation edge; the
+    With times, messages of ``graph`` pass over edges before the first validation edge; the
     test edges are in an evaluation graph, with the edges before the first test edge. A
     client with fewer than ``MIN_EDGES`` labelled edges, and no split of its own, has no
-    items: it neither trains nor is scored. A DataError says that edges have no classes,
-    or that the split does not fit their times.
+    items.
     """
     table = client.edges
     if table is None:
@@ -216,7 +205,7 @@ def earlier_messages(
     """Mark the messages (M,) of a typed graph that show no later edge.
 
     ``pairs`` (2, P) are the earlier edges of the predicted relation. Another relation that
-    lists exactly its pairs, e.g. backwards, shows them, too; all others have no times.
+    lists exactly its pairs shows them, too; all others have no times.
     """
     messages, number = graph.messages, graph.num_nodes
     assert messages is not None

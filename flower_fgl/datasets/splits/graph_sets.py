@@ -63,11 +63,9 @@ def node_degrees(dataset: GraphDataset) -> Tensor:
 
 
 def degree_features(degrees: Tensor, largest: int) -> Tensor:
-    """Encode degrees (N,) one-hot, with one extra column for all larger degrees.
+    """Encode degrees (N,) one-hot, float32; the last of largest + 2 columns is for others.
 
-    ``largest`` is the largest degree with its own column: the maximum in the training
-    graphs. The result (N, largest + 2), float32, is sparse CSR if there are at least 64
-    columns, strided otherwise.
+    The result is sparse CSR if there are at least 64 columns, strided otherwise.
     """
     column = degrees.clamp(max=largest + 1)
     width = largest + 2
@@ -86,10 +84,7 @@ def degree_names(largest: int) -> tuple[str, ...]:
 
 
 def with_degrees(dataset: GraphDataset, largest: int) -> GraphDataset:
-    """Replace the features by one-hot degrees, and one column for those above a number.
-
-    A DataError says that nodes have kinds, each with features of its own.
-    """
+    """Replace the features by one-hot degrees, and one column for those above a number."""
     if dataset.schema is not None:
         raise DataError(
             f'{dataset.name} has kinds of nodes: graph-features = "degree" is for graphs '
@@ -107,14 +102,12 @@ def cut_graph_clients(
 ) -> list[ClientGraph]:
     """Build each client's training graphs and separate evaluation graphs.
 
-    ``parts`` are the ascending graphs of each of the K clients, and ``masks`` their
-    disjoint masks ``train``, ``val`` and ``test``. ``graph`` of a client is the union
-    of its training graphs; ``evaluation`` holds the unions of the validation and of the
-    test graphs, so training cannot see an evaluation graph.
+    ``graph`` of a client is the union of its training graphs; ``evaluation`` holds the
+    unions of the validation and of the test graphs, so training cannot see an evaluation
+    graph.
 
-    A dataset without node features gets one-hot degrees. The largest encoded degree is the
-    maximum over the training graphs of all clients. A federation can agree on this number
-    beforehand, and no validation or test graph affects it.
+    A dataset without node features gets one-hot degrees, up to the maximum over the
+    training graphs of all clients: no validation or test graph affects it.
     """
     numbers = [torch.from_numpy(part) for part in parts]
     x = dataset.x
@@ -198,9 +191,7 @@ def client_from_set(
     """Split an owner's set of graphs, and build client 0 from it.
 
     Graphs whose label is unknown are left out. ``is_published`` says that the set is a
-    benchmark, see :func:`choose_messages`. A DataError says that nodes have no
-    features, ``split-by`` needs identifiers that the file lacks, ``split = "public"`` a
-    split, or that the features were exported with another scaling.
+    benchmark, see :func:`choose_messages`.
     """
     dataset = expect_target(owned.dataset, config, owned.dataset.name)
     owned = replace(owned, dataset=dataset)
@@ -246,10 +237,7 @@ class PartKeys(NamedTuple):
 def part_keys(
     owned: OwnedSet, config: RunConfig, masks: Mapping[str, Tensor]
 ) -> PartKeys:
-    """Return the identifiers of both parts; empty if they decide the split, or lack.
-
-    Of molecules they are the skeletons.
-    """
+    """Return the identifiers (skeletons) of both parts; empty if they decide the split."""
     rule = "skeleton" if owned.smiles else "id"
     is_drawn = config.split != PUBLIC and split_rule(owned, config) == rule
     if is_drawn or not (owned.smiles or owned.keys):
@@ -295,10 +283,9 @@ def split_rule(owned: OwnedSet, config: RunConfig) -> str:
 def split_set(
     owned: OwnedSet, config: RunConfig
 ) -> tuple[dict[str, Tensor], tuple[tuple[str, Scalar], ...]]:
-    """Split the graphs of known label into disjoint masks train, val and test.
+    """Split the graphs of known label; return the settings from which it was drawn, too.
 
-    The second result is the settings from which the split was drawn; ``setting`` alone for
-    the file's own.
+    These are ``setting`` alone for the file's own split.
     """
     dataset, rule, split = owned.dataset, split_rule(owned, config), config.split
     known = dataset.y >= 0
@@ -331,10 +318,7 @@ def _own_split(
 
 
 def split_keys(owned: OwnedSet, rule: str) -> tuple[str, ...]:
-    """Return the identifier of each graph by which a rule other than ``random`` splits.
-
-    A DataError says that the file has no identifiers, or no molecules.
-    """
+    """Return the identifier of each graph by which a rule other than ``random`` splits."""
     name = owned.dataset.name
     if rule == "id" and not owned.keys:
         raise DataError(

@@ -65,18 +65,14 @@ def split_links(
     """Split the edges of a graph, and draw negatives for validation and test.
 
     Of the E shuffled undirected edges ⌊r_val · E⌋ are for validation, ⌊r_test · E⌋ for
-    testing, at least one each, and the rest for training. Validation and test have as
-    many negatives as edges: distinct pairs of nodes without an edge in the whole graph,
-    of different sides, see :func:`~flower_fgl.nn.link.pair_sides`, to which
-    ``node_type`` (N,) is given. ``edge_index`` (2, 2E) has both directions of each edge.
-    ``parts`` are masks ``train``, ``val`` and ``test`` (E,) of the sorted edges in place of
-    the shuffle.
+    testing, at least one each, and the rest for training; or ``parts``, masks (E,) of the
+    sorted edges, say so. Validation and test have as many negatives as edges: distinct
+    pairs of nodes without an edge in the whole graph, of different sides, see
+    :func:`~flower_fgl.nn.link.pair_sides`.
 
-    Returns both directions of the T training edges, (2, 2T), sorted; the pairs (2, P),
-    which are training edges, validation edges and negatives, test edges and negatives,
-    each as (smaller node, larger node); their y (P,), 1 for an edge, 0 for a negative;
-    and their masks (P,). A DataError says that there are fewer than ``MIN_EDGES`` edges,
-    or too few pairs without an edge.
+    Returns both directions of the T training edges, (2, 2T), sorted; the pairs (2, P) in
+    the order training edges, validation edges and negatives, test edges and negatives;
+    their y (P,), 1 for an edge, 0 for a negative; and their masks (P,).
     """
     edges = edge_index[:, edge_index[0] < edge_index[1]]
     number = edges.shape[1]
@@ -121,11 +117,9 @@ def link_client(
 ) -> ClientGraph:
     """Turn a client's graph into its link prediction task.
 
-    ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads.
-    Its edges are the training edges, its items pairs of nodes. A graph with fewer than
-    ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored. A
-    DataError says that the graph is almost complete, or that its features follow the
-    degrees.
+    ``ids`` (N,) are the identifiers of its nodes, which only ``split-by = "id"`` reads. Its
+    edges are the training edges, its items pairs of nodes. A graph with fewer than
+    ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
     """
     fractions = parse_split(LINK_SPLIT if config.split == "default" else config.split)
     if fractions is None:
@@ -267,9 +261,8 @@ def _check_degrees(graph: Graph, schema: Schema) -> None:
 def degree_features(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return the degree of each node as one of 16 columns, (N, 16), float32.
 
-    ``edge_index`` (2, 2T) has both directions of the training edges. Each row has one 1: in
-    column 0 for degree 0, in column k for degrees from 2^(k-1) to 2^k - 1, and in the last
-    column for all larger ones.
+    Column 0 is degree 0, column k degrees from 2^(k-1) to 2^k - 1, the last one all larger
+    ones.
     """
     degree = torch.bincount(edge_index[0], minlength=num_nodes)
     bounds = 2 ** torch.arange(NUM_DEGREES - 1)
@@ -285,9 +278,9 @@ def degree_names() -> tuple[str, ...]:
 def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
     """Return whether narrow features (N, d) are a function of the nodes' degrees.
 
-    This is true if nodes of one degree always have the same features, there are at least
-    three different rows, and as many nodes have the degree of another one: if all degrees
-    differ, any features are a function of them. Never for more than 64 columns.
+    Nodes of one degree always have the same features, there are at least three different
+    rows, and as many nodes have the degree of another one: if all degrees differ, any
+    features are a function of them. Never for more than 64 columns.
     """
     if x.shape[1] > NARROW or not x.numel():
         return False

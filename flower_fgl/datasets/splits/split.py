@@ -59,9 +59,7 @@ class SplitFractions(NamedTuple):
 def parse_split(text: str) -> SplitFractions | None:
     """Parse percentages ``train/val/test``, or ``train/test`` without validation.
 
-    The shares are exact; the result is ``None`` for ``"public"``, the split published
-    with a dataset. A ConfigError says that the text has another form, the percentages
-    do not add up to 100, or the training or test share is 0.
+    The shares are exact; the result is ``None`` for ``"public"``.
     """
     if text.strip() == PUBLIC:
         return None
@@ -97,9 +95,9 @@ def strata(
     """Return groups of items that a stratified split treats alike, (I,), int64.
 
     They are the classes ``y``, of several labels or numbers the known items, and of a
-    single number bins of about equal size: ``num_bins``, by default at most 10 and as many
-    as the smallest of the ``fractions`` has items, so that none gets an empty part: one
-    for 5 known values with 20/40/40, for 10 with 80/10/10. Unknown items have -1.
+    single number ``num_bins`` bins of about equal size, by default at most 10 and as many
+    as the smallest of the ``fractions`` has items, so that none gets an empty part. Unknown
+    items have -1.
     """
     is_number = targets is not None and targets.is_floating_point()
     if targets is None or not is_number or targets.shape[1] != 1:
@@ -124,10 +122,8 @@ def split_nodes(
 
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
-    have no training node. ``labels`` (n,) are -1 if unknown. The masks ``train``, ``val``
-    and ``test`` (n,) are disjoint and cover the nodes of known class. ``fractions`` are
-    the shares; a float is read as the simple fraction it was written as, e.g. 0.3 as
-    3/10, so rounding down is exact. Shares that do not add up to 1 are a ValueError.
+    have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others. A
+    float share is read as the simple fraction it was written as, e.g. 0.3 as 3/10.
     """
     shares = [Fraction(share).limit_denominator(MAX_DENOMINATOR) for share in fractions]
     if len(shares) != 3 or min(shares) < 0 or sum(shares) != 1:
@@ -171,10 +167,7 @@ def draw_split(
 def published_split(
     masks: Mapping[str, Tensor], node_ids: Tensor | NDArray[np.int64]
 ) -> dict[str, Tensor]:
-    """Restrict the published split of a dataset to one client's nodes ``node_ids`` (n,).
-
-    A DataError names the masks without which the dataset was published.
-    """
+    """Restrict the published split of a dataset to one client's nodes (n,)."""
     if missing := [name for name in SPLITS if name not in masks]:
         raise DataError(
             f'split = "{PUBLIC}" needs a published split, but the dataset was published '
@@ -191,10 +184,8 @@ BETWEEN = "\u001f"
 def keyed_uniform(key: str, seed: int) -> float:
     """Return a number in [0, 1) that only an identifier and ``partition-seed`` determine.
 
-    It is the first 8 bytes (big-endian) of the HMAC-SHA256 of the identifier, divided
-    by 2^64. The identifier, e.g. an account number or an InChIKey, is stripped and
-    NFC-normalized; capital letters count. The seed makes draws differ; it hides no
-    identifier.
+    It is the first 8 bytes (big-endian) of the HMAC-SHA256 of the identifier, stripped and
+    NFC-normalized, divided by 2^64. The seed makes draws differ; it hides no identifier.
     """
     text = unicodedata.normalize("NFC", key.strip())
     secret = f"flower-fgl/split/{seed}".encode()
@@ -205,13 +196,10 @@ def keyed_uniform(key: str, seed: int) -> float:
 def keyed_split(
     keys: Iterable[str], known: Tensor, fractions: Sequence[Fraction], *, seed: int
 ) -> dict[str, Tensor]:
-    """Split items by :func:`keyed_uniform` of their identifiers, for ``partition-seed``.
+    """Split items of ``known`` label (n,) by :func:`keyed_uniform` of their identifiers.
 
-    Items with a number below r_test are test items, those below r_test + r_val
-    validation items, and the others training items. So r_val never moves a test item.
-    ``keys`` are the n identifiers; items with the same one are in one part. Only items
-    with a ``known`` label, (n,) bool, are in a mask, and ``fractions`` are the expected
-    shares of the three masks.
+    Numbers below r_test are test items, those below r_test + r_val validation items, and
+    the others training items. So r_val never moves a test item.
     """
     _, r_val, r_test = fractions
     u = torch.tensor([keyed_uniform(key, seed) for key in keys], dtype=torch.float64)
@@ -243,8 +231,7 @@ def eligible_classes(
 ) -> IntArray:
     """Return the classes with more than 25 nodes, Y_i of FedPANO, ascending.
 
-    ``labels`` (n,) are -1 if unknown; by default all classes are ``candidates``. The result
-    is empty if fewer than two are eligible, as one class cannot be classified.
+    There are none if fewer than two are eligible, as one class cannot be classified.
     """
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)
     is_kept = counts > MORE_THAN
@@ -257,10 +244,10 @@ def eligible_classes(
 def draw_candidates(
     labels: IntArray, num_classes: int, *, generator: np.random.Generator
 ) -> IntArray:
-    """Sample a third of all classes for one network, FedPANO's rule for Fold-PPI.
+    """Sample ⌊C/3⌋ classes, ascending, for one network, FedPANO's rule for Fold-PPI.
 
-    Of the ⌊C/3⌋ ascending classes at least two are eligible. If 100 attempts find no such
-    sample, the last one is returned, and the client does not participate.
+    At least two are eligible, unless 100 attempts find no such sample; the client then does
+    not participate.
     """
     for _ in range(MAX_DRAWS):
         sampled = np.sort(
@@ -276,11 +263,9 @@ def few_shot_split(
 ) -> dict[str, Tensor]:
     """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
-    ``labels`` (n,) are the classes of the client's nodes, -1 if unknown, and ``classes``
-    (C_i,) the ascending ones to sample from, each of at least ``shots`` + 15 nodes
-    (ValueError). In a random order of each class, the mask ``train`` (n,) holds the first
-    K = ``shots`` nodes and ``test`` the last 15, independent of K; ``val`` is empty. In an
-    equal state of the generator, a larger K samples a superset of the training nodes.
+    Each of the ascending ``classes`` (C_i,) has at least ``shots`` + 15 nodes. In a random
+    order of each class, ``train`` (n,) holds the first K = ``shots`` nodes and ``test`` the
+    last 15; ``val`` is empty. A larger K samples a superset of the training nodes.
     """
     shuffled = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
     node = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class
@@ -309,10 +294,8 @@ def draw_few_shot(
 ) -> dict[str, Tensor]:
     """Choose a client's classes and sample its few-shot split, FedPANO Sec. 4.1.
 
-    ``labels`` (n,) are -1 if unknown, and ``shots`` is K. With ``has_networks`` only a
-    third of the classes are candidates, as in Fold-PPI. All masks are empty if fewer
-    than two classes are eligible. For given labels they depend only on seed, client and
-    K.
+    With ``has_networks`` only a third of the classes are candidates, as in Fold-PPI. All
+    masks are empty if fewer than two classes are eligible.
     """
     label, candidates = labels.numpy(), None
     if has_networks:

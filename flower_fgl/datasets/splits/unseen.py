@@ -59,11 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class UnseenPart:
-    """One client's nodes, numbered as in the largest component.
-
-    ``nodes`` are V_k and ``around`` V_k^u, disjoint; ``missing`` are the classes M_k,
-    without a node in ``nodes``. All are ascending.
-    """
+    """One client's V_k, V_k^u and M_k, ascending, numbered as in the largest component."""
 
     nodes: IntArray
     around: IntArray
@@ -72,11 +68,10 @@ class UnseenPart:
 
 @dataclass(frozen=True, eq=False)
 class UnseenPartition:
-    """Assignment of nodes to clients, numbered as in the largest component.
+    """Parts of the K clients, numbered as in the largest component.
 
-    There is one part for each of the K clients. ``new_client`` are the nodes of the new
-    client; ``None`` in the open set, where it is not evaluated. ``cropped`` are the nodes
-    outside all parts; empty in the closed set. Both are ascending.
+    ``new_client`` are the nodes of the new client, ``None`` in the open set. ``cropped``
+    are the nodes outside all parts; empty in the closed set.
     """
 
     parts: list[UnseenPart]
@@ -101,9 +96,8 @@ def surroundings(
 ) -> IntArray:
     """Find the nodes within h hops of a client's nodes V_k, FedLoG Appendix A.10.
 
-    ``edge_index`` (2, 2E) has both directions of each edge; ``pool`` (N,), bool, are
-    the nodes that may be reached: paths only use these and ``nodes``. The result is the
-    ascending nodes of ``pool`` at most ``hops`` from ``nodes``, without ``nodes``.
+    Paths only use nodes of ``pool`` (N,), bool, and ``nodes``; the result is without
+    ``nodes``.
     """
     is_own = np.zeros(len(pool), dtype=np.bool_)
     is_own[nodes] = True
@@ -122,10 +116,9 @@ def hide_classes(
 ) -> UnseenPart:
     """Remove a client's rarest classes, which it then lacks, FedLoG Appendix A.10.
 
-    The part, of ascending nodes, loses its rarest class (on a tie, the first). While
-    V_k^u holds fewer than ``MIN_MISSING`` nodes of M_k, the next rarest class is
-    removed too, up to ⌊C/3⌋ classes. The client keeps at least one class. ``labels``
-    (N,) are -1 if unknown, and ``expand`` maps V_k to V_k^u.
+    The part loses its rarest class (on a tie, the first). While V_k^u, to which ``expand``
+    maps V_k, holds fewer than ``MIN_MISSING`` nodes of M_k, the next rarest class is
+    removed too, up to ⌊C/3⌋ classes. The client keeps at least one class.
     """
     label = labels[part]
     counts = np.bincount(label[label >= 0], minlength=num_classes)
@@ -144,12 +137,10 @@ def hide_classes(
 def partition_unseen(
     dataset: NodeDataset, num_clients: int, *, is_open: bool, hops: int, seed: int
 ) -> UnseenPartition:
-    """Partition a connected graph into K clients and a new client, FedLoG Appendix A.10.
+    """Partition the largest component into K clients and a new client, FedLoG A.10.
 
-    ``dataset`` is the largest component, and ``hops`` the radius h. In the open set
-    (``is_open``) a fifth of the nodes is first held back, and only these can be unseen.
-    In the closed set, all nodes that a client does not hold can be unseen. A DataError
-    says that METIS cannot divide the nodes into K + 1 parts.
+    In the open set a fifth of the nodes is first held back, and only these can be unseen.
+    In the closed set, all nodes that a client does not hold can be unseen.
     """
     edges, labels = dataset.edge_index.numpy(), dataset.y.numpy()
     is_cropped = np.zeros(dataset.num_nodes, dtype=np.bool_)
@@ -211,12 +202,9 @@ def cut_unseen_clients(
 ) -> list[ClientGraph]:
     """Build the clients' training and evaluation graphs, FedLoG Appendix A.10.
 
-    ``node_ids`` (N,) are the nodes' numbers in the source dataset, and ``masks`` the
-    split of each V_k into ``train``, ``val`` and ``test``. ``graph`` of a client is
-    induced on V_k. ``evaluation`` first holds the graph induced on V_k and V_k^u. Its
-    mask ``unseen`` marks nodes of V_k^u whose class the client has, and ``missing``
-    those whose class it lacks. In the closed set, it also holds the new client's graph
-    with the mask ``new_client``.
+    ``node_ids`` (N,) are the nodes' numbers in the source. ``graph`` is induced on V_k;
+    ``evaluation`` holds the graph induced on V_k and V_k^u, and in the closed set the new
+    client's graph with the mask ``new_client``.
     """
     pieces = cut_clients(
         dataset.edge_index, dataset.num_nodes, [p.nodes for p in partition.parts]

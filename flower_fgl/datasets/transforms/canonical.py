@@ -34,12 +34,10 @@ SPARSE_WIDTH = 64
 def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Make a graph undirected and simple, with sorted edges.
 
-    ``edge_index`` (2, M), int64, is any list of edges: directed, with self-loops, with
-    duplicates. N is below 3·10⁹ so that N² fits 63 bits. The result (2, 2E) holds both
-    directions of each of the E distinct edges, no self-loops, sorted by (row, column).
-
-    Each pair is encoded as ``row · N + column``. This takes two sorts, and temporarily
-    about 50 bytes per entry of ``edge_index``.
+    The result (2, 2E) holds both directions of each of the E distinct edges of any list
+    ``edge_index`` (2, M), no self-loops, sorted by (row, column). N is below 3·10⁹ so that
+    the code ``row · N + column`` of a pair fits 63 bits. This takes two sorts, and
+    temporarily about 50 bytes per entry of ``edge_index``.
     """
     if edge_index.numel() == 0:
         return torch.empty((2, 0), dtype=torch.int64)

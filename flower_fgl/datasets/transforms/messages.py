@@ -44,8 +44,7 @@ def choose_messages(
 ) -> Dataset:
     """Keep the edges with direction and features only if a backbone of the run reads them.
 
-    Unless the dataset ``is_published``, a warning says if no backbone reads features. A
-    DataError says that it lacks features of edges, or directions, that a backbone reads.
+    Unless the dataset ``is_published``, a warning says if no backbone reads features.
     """
     name = dataset.name
     _check_target_node(dataset, config)
@@ -234,11 +233,7 @@ def expect_predicted(
 
 
 def expect_target(dataset: Held, config: RunConfig, where: str) -> Held:
-    """Return a dataset with the target that a run predicts.
-
-    Of several numbers the setting ``target`` may choose one. A DataError says that the
-    dataset holds another kind of target, or lacks the chosen one.
-    """
+    """Return a dataset with the target that a run predicts, of several numbers one."""
     target, kind = dataset.target, config.predicts
     if target.kind != kind:
         raise DataError(

@@ -39,17 +39,13 @@ them dense."""
 def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     """Normalize the raw features of all graphs of a client, and set its ``scaling``.
 
-    ``how`` = ``none`` keeps the features. ``rows`` divides each node's features by the
-    sum of their absolute values. ``columns`` standardizes each feature to mean 0 and
-    variance 1 over the client's training nodes (or the nodes of its training graphs, or
-    the ends of its training edges), and each feature of classified edges over its
-    training edges; a feature that is constant there is only shifted. In a typed graph the
-    features of each kind are standardized by themselves: those of the kind to predict over
-    its training nodes (or of both kinds of training edges, over their ends), those of other
-    kinds over all nodes. Without training nodes,
-    ``columns`` keeps the features and logs this. Features of nodes that were normalized
-    before, at export, stay as they are. A DataError says that features to standardize are
-    sparse.
+    ``rows`` divides each node's features by the sum of their absolute values. ``columns``
+    standardizes each feature to mean 0 and variance 1 over the client's training nodes (or
+    the nodes of its training graphs, or the ends of its training edges), and each feature
+    of classified edges over its training edges. In a typed graph the features of each kind
+    are standardized by themselves: those of kinds that are not predicted over all nodes.
+    Without training nodes, ``columns`` keeps the features and logs this. Features of nodes
+    that were normalized before, at export, stay as they are.
     """
     if how == "none":
         return client
@@ -61,11 +57,7 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
 
 
 def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Scale the features of a data owner's client, unless an export has scaled them.
-
-    A DataError says that an export has scaled them in another way than the settings ask
-    for.
-    """
+    """Scale the features of a data owner's client, unless an export has scaled them."""
     if client.scaling is None:
         return scale_raw(client, config, is_dense=can_standardize(client.graph.x))
     if config.feature_norm not in ("default", client.scaling.kind):
@@ -146,10 +138,7 @@ def _scale_edges(client: ClientGraph) -> ClientGraph:
 
 
 def can_standardize(x: Tensor) -> bool:
-    """Return whether features (N, d) are dense, or hardly larger if they become dense.
-
-    Sparse features with less than 10 % non-zero entries would take many times their memory.
-    """
+    """Return whether features (N, d) are dense, or hardly larger if they become dense."""
     if x.layout != torch.sparse_csr:
         return True
     return int(x.values().count_nonzero()) >= LEAST_SHARE * x.numel()
@@ -238,9 +227,8 @@ def normalise_rows(x: Tensor) -> Tensor:
 def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> ClientGraph:
     """Return a client's graph with its feature columns in the agreed order.
 
-    ``feature_names`` are the agreed names, followed by those of the features of classified
-    edges. The client is unchanged if the graph or the agreement has no names. A DataError
-    says that the graph has other names.
+    ``feature_names`` are followed by those of the features of classified edges. The client
+    is unchanged if the graph or the agreement has no names.
     """
     own = client.feature_names
     if not own or not feature_names or own == feature_names:

@@ -43,8 +43,7 @@ IntArray = NDArray[np.int64]
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
     """Return the client of each node, (N,), int64; -1 for nodes of no client.
 
-    ``parts`` are the nodes of each client; they need not cover the graph, and must be
-    disjoint (ValueError).
+    ``parts`` that are not disjoint are a ValueError.
     """
     owner = np.full(num_nodes, -1, dtype=np.int64)
     for client, nodes in enumerate(parts):
@@ -79,11 +78,10 @@ def cut_clients(
 ) -> list[Tensor]:
     """Compute the induced subgraphs of all clients in one pass over the edges.
 
-    This is :func:`induced_subgraph` for each part, without shared memory. ``parts`` are
-    the nodes of each client; they need not cover the graph, and must be disjoint
-    (ValueError). Unless edges ``are_inside``, the result is those from each part to nodes
-    of other parts: (2, m_i), the position of the client's node in its part, and the
-    number of the other node in the whole graph; in the order of ``edge_index``.
+    This is :func:`induced_subgraph` for each of the disjoint parts, without shared memory.
+    Unless edges ``are_inside``, the result is those from each part to nodes of other parts:
+    (2, m_i), the position of the client's node in its part, and the number of the other
+    node in the whole graph; in the order of ``edge_index``.
     """
     owner = owner_of_nodes(num_nodes, parts)
     local = np.empty(num_nodes, dtype=np.int64)
@@ -106,11 +104,10 @@ def cut_clients(
 def inductive_graphs(graph: Graph, target: int = 0) -> tuple[list[Graph], Tensor]:
     """Divide a graph so that training does not see validation and test nodes.
 
-    Of the three graphs the first has the training nodes and the edges among them, with the
-    masks ``train`` (all True), ``val`` and ``test`` (all False). The others have the single
-    mask of their name, all True. Nodes in no mask are dropped. In a typed graph, in which
-    ``target`` is the number of the kind to predict, the nodes of other kinds are in all
-    three. The ascending numbers of the nodes (n,) of the first graph follow.
+    The first graph has the training nodes and the edges among them, and all three masks.
+    The others have the single mask of their name. Nodes in no mask are dropped. In a typed
+    graph the nodes of other kinds than ``target`` are in all three. The ascending numbers
+    of the nodes (n,) of the first graph follow.
     """
     stays = torch.zeros(graph.num_nodes, dtype=torch.bool)
     if graph.node_type is not None:
@@ -159,10 +156,7 @@ def _induced(
 
 
 def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
-    """Return the ascending nodes of the largest component; on a tie, of the first one.
-
-    ``edge_index`` (2, 2E) has both directions of each edge; N is at least 1.
-    """
+    """Return the ascending nodes of the largest component; on a tie, of the first one."""
     ones = np.ones(edge_index.shape[1], dtype=np.int8)
     shape = (num_nodes, num_nodes)
     adjacency = scipy.sparse.csr_array((ones, (edge_index[0], edge_index[1])), shape)
@@ -173,10 +167,7 @@ def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
 
 
 def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
-    """Keep the largest connected component, FedLoG Appendix A.12.
-
-    Returns it, its nodes in their order, and their ascending numbers (n,) in ``dataset``.
-    """
+    """Keep the largest connected component, FedLoG A.12; return its nodes, too."""
     found = largest_component(dataset.edge_index.numpy(), dataset.num_nodes)
     nodes = torch.from_numpy(found)
     component = replace(
@@ -197,8 +188,8 @@ log = logging.getLogger(__name__)
 class Sparsity:
     """Shares in [0, 1) of the data that are removed on every client.
 
-    These are of the non-zero features of nodes outside the training set, of the undirected
-    edges, and of the training labels of each class.
+    Non-zero features of nodes outside the training set, undirected edges, and training
+    labels of each class.
     """
 
     features: float = 0.0
@@ -232,8 +223,7 @@ def remove_edges(
 ) -> Tensor:
     """Remove ⌊share · E⌋ undirected edges at random, FedPG Sec. IV-H.
 
-    ``edge_index`` (2, 2E) has both directions of each edge; the remaining ones keep their
-    order. In an equal state of the generator, a larger share in [0, 1) removes a superset.
+    In an equal state of the generator, a larger share removes a superset.
     """
     source, target = edge_index.numpy()
     pair = np.minimum(source, target) * num_nodes + np.maximum(source, target)
@@ -247,9 +237,8 @@ def remove_labels(
 ) -> Tensor:
     """Choose the training nodes that lose their label, class by class: (N,), bool.
 
-    ⌊share · n_c⌋ of the n_c training nodes of a class lose their label, so every class
-    keeps at least one: the share is below 1. All training nodes have a known class. In
-    an equal state of the generator, a larger share chooses a superset of the nodes.
+    ⌊share · n_c⌋ of the n_c training nodes of a class, so that every class keeps at least
+    one. In an equal state of the generator, a larger share chooses a superset.
     """
     score = generator.random(len(y))
     label, train = y.numpy(), is_train.numpy()
@@ -265,10 +254,9 @@ def remove_features(
 ) -> Tensor:
     """Set a share of the non-zero features of some nodes to zero, FedPG Sec. IV-H.
 
-    Of the M non-zero entries of ``nodes`` (N,), bool, ⌊share · M⌋ become zero, in a
-    copy of the features (N, d) in their layout; strided and sparse CSR lose the same
-    entries. In an equal state of the generator, a larger share in [0, 1) removes a
-    superset.
+    ⌊share · M⌋ of the M non-zero entries of ``nodes`` (N,), bool, in a copy; strided and
+    sparse CSR lose the same entries. In an equal state of the generator, a larger share
+    removes a superset.
     """
     is_sparse = x.layout == torch.sparse_csr
     matrix = scipy_csr(x).copy() if is_sparse else None
@@ -292,23 +280,17 @@ def sparsify(
 ) -> Graph:
     """Remove labels, edges and features from one client's graph, FedPG Sec. IV-H.
 
-    The graph has masks ``train``, ``val`` and ``test``; it is returned itself if nothing is
-    removed.
-
     Notes
     -----
     1. The paper says "partial absence of features for unlabeled nodes". Here every node
        outside the training set, validation and test nodes included, may lose single
-       entries instead of whole rows, since features are only partially absent. Only
-       non-zero entries are counted, because removing a zero changes nothing. Dense and
-       sparse features therefore lose the same entries.
+       entries instead of whole rows. Only non-zero entries are counted: dense and sparse
+       features lose the same entries.
     2. The paper changes "the ratio of labeled nodes". Here training nodes lose their
        label: they get class -1, are in no mask, and can lose features like any other
-       unlabelled node. Validation and test nodes stay, so scores remain comparable. At
-       least one training node of every class stays.
+       unlabelled node. Validation and test nodes stay, so scores remain comparable.
     3. Removals are nested: everything removed at one share is removed at every larger one.
-    4. All counts are rounded down. As shares are below 1, no client loses its last edge or
-       its last training node. A client that had none is treated as without sparsity.
+    4. All counts are rounded down: no client loses its last edge or training node.
     """
 
     def draw(purpose: str) -> np.random.Generator:

@@ -97,12 +97,10 @@ def typed_dataset(
 ) -> NodeDataset:
     """Build one graph from its tables; kinds and relations keep their order.
 
-    ``tables`` holds the nodes by kind, ``relations`` the edges (2, M) as row numbers of
-    the tables of their two kinds; repeats are merged. ``wanted`` are the labels and masks
-    of the kind ``target_type``; without one, no node is predicted, and ``wanted`` is
-    empty. The owner keeps the ``private`` relations to itself. ``name`` is for errors.
-    Nodes of the result are numbered kind by kind. A DataError says that the schema is
-    malformed, or that an edge names a node that does not exist.
+    ``relations`` holds the edges (2, M) as row numbers of the tables of their two kinds;
+    repeats are merged. ``wanted`` are the labels and masks of the kind ``target_type``;
+    without one, no node is predicted, and ``wanted`` is empty. Nodes of the result are
+    numbered kind by kind.
     """
     schema = Schema(
         target_type,
@@ -248,8 +246,8 @@ def typed_union(
 ) -> tuple[NodeDataset, Tensor]:
     """Build the disjoint union of typed graphs, and return the graph of each node (N,).
 
-    Tables and edges hold those of all graphs, as in :func:`typed_dataset`. ``graph_of`` are
-    the graphs of the nodes of each kind, (n,). The nodes of the result are sorted by graph.
+    Tables and edges hold those of all graphs, ``graph_of`` the graphs of the nodes of each
+    kind (n,). The nodes of the result are sorted by graph.
     """
     none = TypedTarget(torch.empty(0, dtype=torch.int64), Target.classes(("",)))
     whole = typed_dataset(name, tables, relations, "", none, private)
@@ -271,10 +269,7 @@ def typed_union(
 
 
 def without_types(dataset: Dataset) -> Dataset:
-    """Return a typed graph as a plain one, with ``types = "ignore"``.
-
-    A DataError says that the kinds have features of different width.
-    """
+    """Return a typed graph as a plain one, with ``types = "ignore"``."""
     assert dataset.schema is not None
     assert dataset.node_type is not None
     widths = {width for _, width in dataset.schema.widths}
@@ -302,10 +297,7 @@ def without_types(dataset: Dataset) -> Dataset:
 
 
 def held_parts(client: ClientGraph) -> Schema:
-    """Return the part of a client's schema with nodes, and with edges.
-
-    Evaluation graphs count.
-    """
+    """Return the part of a client's schema with nodes, and edges, in any of its graphs."""
     schema = client.schema
     assert schema is not None
     graphs = (client.graph, *client.evaluation)
@@ -355,11 +347,9 @@ def told_parts(client: ClientGraph, align: str) -> Told:
 def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> ClientGraph:
     """Return a typed graph with kinds and relations numbered as all clients number them.
 
-    A plain graph is returned as it is. ``align`` is ``schema-align``: with ``same`` the
-    order is that of the names, with ``private`` the owner's own, with ``name`` that of
-    ``agreed``, which the server sends (``None`` before it does); the owner's private
-    relations follow. A DataError says that the graph has kinds or relations that were not
-    agreed on.
+    With ``schema-align = "same"`` the order is that of the names, with ``private`` the
+    owner's own, with ``name`` that of ``agreed``, which the server sends (``None`` before
+    it does); the owner's private relations follow.
     """
     own = client.schema
     if own is None or align == "private" or (align == "name" and agreed is None):
@@ -432,8 +422,8 @@ def _moved_scaling(scaling: Scaling, own: Schema, agreed: Schema) -> Scaling:
 def in_schema(graph: Graph, own: Schema, other: Schema) -> Graph:
     """Return a graph with kinds, relations and columns at their places in another schema.
 
-    ``other`` holds all kinds and relations of which the graph has nodes and edges, with
-    the same widths.
+    That holds all kinds and relations of which the graph has nodes and edges, of equal
+    widths.
     """
     assert graph.node_type is not None
     assert graph.messages is not None
