@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -340,12 +340,8 @@ def _distinct(sizes: Tensor, draws: Tensor) -> Tensor:
     return picks.T
 
 
-class _Drawn(NamedTuple):
-    """Neighbours drawn for one layer: positions of targets, entries, and their factors."""
-
-    target: Tensor
-    entry: Tensor
-    scale: Tensor
+_Drawn = tuple[Tensor, Tensor, Tensor]
+"""Neighbours drawn for one layer: positions of targets, entries, and their factors."""
 
 
 class NeighborSampler:
@@ -403,7 +399,7 @@ class NeighborSampler:
                 first = self.lists.start
                 degree = first[nodes + 1] - first[nodes]
                 factor = degree / degree.clamp(min=1, max=limit)
-                drawn = _Drawn(target, entry, factor[target])
+                drawn = (target, entry, factor[target])
                 neighbour = self.lists.neighbour[entry]
                 fresh = torch.unique(neighbour[place[neighbour] < 0])
                 count = torch.arange(len(fresh), device=nodes.device)

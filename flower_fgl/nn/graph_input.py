@@ -156,8 +156,7 @@ class GraphInput:
             size, dtype = topology.num_nodes, topology.dtype
             edges = self.edge_index
             topology = Topology(edges, weights[0], size, dtype, is_mask=True)
-        out = GraphInput._of(topology, self.x, self.union)
-        out.pairs, out.pair_x, out.messages = self.pairs, self.pair_x, self.messages
+        out = self._like(topology, self.x)
         if self.relations is not None:
             out.relations = replace(self.relations, mask=weights[0])
         elif self.messages is not None:
@@ -226,6 +225,13 @@ class GraphInput:
         out = object.__new__(cls)
         out.topology, out.union = topology, union
         out._set_features(x)
+        return out
+
+    def _like(self, topology: Topology, x: Tensor) -> GraphInput:
+        """Return the same graphs, pairs and messages with other edges or features."""
+        out = GraphInput._of(topology, x, self.union)
+        out.pairs, out.pair_x = self.pairs, self.pair_x
+        out.messages, out.relations = self.messages, self.relations
         return out
 
     def _set_features(self, x: Tensor) -> None:
@@ -363,10 +369,8 @@ class GraphInput:
                 f"The new features must have {self.num_nodes} rows of "
                 f"{self.topology.dtype}, got {x.shape[0]} of {x.dtype}."
             )
-        out = GraphInput._of(self.topology, x, self.union)
-        out.pairs, out.pair_x = self.pairs, self.pair_x
-        out.messages, out._ways = self.messages, self._ways
-        out.relations = self.relations
+        out = self._like(self.topology, x)
+        out._ways = self._ways
         return out
 
     def with_edges(

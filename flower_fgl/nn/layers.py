@@ -19,7 +19,8 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["GATConv", "GCN2Conv", "GCNConv", "GINConv", "RepNorm", "SAGEConv", "SGConv"]
-__all__ += ["bound", "dropout", "gat", "gcn", "gcn2", "gin", "relu_dropout", "sage"]
+__all__ += ["bound", "dropout", "gat", "gcn", "gcn2", "gin", "mlp", "relu_dropout"]
+__all__ += ["sage"]
 
 
 def _glorot(tensor: Tensor) -> None:
@@ -57,7 +58,22 @@ class _Linear(nn.Module):
             self.bias.data.uniform_(-bound, bound)
 
 
-class GCNConv(nn.Module):
+class _Layer(nn.Module):
+    """A layer of other layers, and of weights and a bias of its own."""
+
+    def reset_parameters(self) -> None:
+        """Draw all weights, its own by Glorot's rule; its own bias is zero."""
+        part: Any
+        for part in self.children():
+            part.reset_parameters()
+        for name, parameter in self.named_parameters(recurse=False):
+            if name == "bias":
+                parameter.data.zero_()
+            else:
+                _glorot(parameter)
+
+
+class GCNConv(_Layer):
     """``lin.weight`` (out, in) and ``bias`` (out,) of PyG's ``GCNConv``."""
 
     bias: nn.Parameter | None
@@ -72,14 +88,8 @@ class GCNConv(nn.Module):
         self.register_parameter("bias", own)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weights; the bias is zero."""
-        self.lin.reset_parameters()
-        if self.bias is not None:
-            self.bias.data.zero_()
 
-
-class SAGEConv(nn.Module):
+class SAGEConv(_Layer):
     """``lin_l`` of the neighbours, and ``lin_r`` of PyG's ``SAGEConv`` with the mean."""
 
     def __init__(
@@ -98,14 +108,8 @@ class SAGEConv(nn.Module):
             self.lin_r = _Linear(in_channels, out_channels, bias=False)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weights."""
-        self.lin_l.reset_parameters()
-        if self.root_weight:
-            self.lin_r.reset_parameters()
 
-
-class GATConv(nn.Module):
+class GATConv(_Layer):
     """``lin.weight``, ``att_src``, ``att_dst`` and ``bias`` of PyG's ``GATConv``."""
 
     negative_slope = 0.2
@@ -121,13 +125,6 @@ class GATConv(nn.Module):
         self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
         self.bias = nn.Parameter(torch.empty(heads * out_channels))
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the weights; the bias is zero."""
-        self.lin.reset_parameters()
-        _glorot(self.att_src)
-        _glorot(self.att_dst)
-        self.bias.data.zero_()
 
 
 class GINConv(nn.Module):
@@ -147,7 +144,7 @@ class GINConv(nn.Module):
                 layer.reset_parameters()
 
 
-class GCN2Conv(nn.Module):
+class GCN2Conv(_Layer):
     """``weight1`` (p, p) of PyG's ``GCN2Conv``; β = log(theta / layer + 1)."""
 
     def __init__(
@@ -158,12 +155,8 @@ class GCN2Conv(nn.Module):
         self.weight1 = nn.Parameter(torch.empty(channels, channels))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weight."""
-        _glorot(self.weight1)
 
-
-class SGConv(nn.Module):
+class SGConv(_Layer):
     """``lin`` of PyG's ``SGConv`` and ``SSGConv``."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
@@ -171,9 +164,10 @@ class SGConv(nn.Module):
         self.lin = _Linear(in_channels, out_channels, bias=True)
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Draw the weights."""
-        self.lin.reset_parameters()
+
+def mlp(width: int, hidden: int, out: int) -> nn.Sequential:
+    """Construct two linear layers with ReLU between them, as in the GINs."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 
 ONE_STEP = (0.0, 1.0)

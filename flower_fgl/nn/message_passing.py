@@ -193,9 +193,7 @@ class GIN(LayeredNet):
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a layer with the parameters of PyG's ``GINConv``."""
-        hidden = self.hidden_channels
-        mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
-        return GINConv(mlp)
+        return GINConv(layers.mlp(width, self.hidden_channels, out))
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate by the sum of the neighbours."""
@@ -295,10 +293,7 @@ class GINE(Backbone):
                 nn.Linear(self.edge_channels, hidden) for _ in range(num_layers)
             )
         parts["mlps"] = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
-            )
-            for _ in range(num_layers)
+            layers.mlp(hidden, hidden, hidden) for _ in range(num_layers)
         )
         return nn.ModuleDict(parts), nn.Linear(hidden, num_outputs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -52,8 +52,7 @@ class Topology:
         self.is_mask = is_mask
         self.num_nodes, self.dtype = num_nodes, dtype
         self._operators: dict[OperatorKind, Operator] = {}
-        self._attention: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self._pattern: EdgePattern | None = None
+        self._kept: dict[str, Any] = {}
 
     @property
     def is_constant(self) -> bool:
@@ -93,12 +92,11 @@ class Topology:
 
     def pattern(self) -> EdgePattern:
         """Return the positions (target, source) of all edges, sorted once."""
-        if self._pattern is None:
-            size = (self.num_nodes, self.num_nodes)
-            with torch.inference_mode(False), torch.no_grad():
-                source, target = self.edge_index
-                self._pattern = EdgePattern(target, source, size)
-        return self._pattern
+        size = (self.num_nodes, self.num_nodes)
+        made: EdgePattern = computed_once(
+            self._kept, "pattern", lambda: EdgePattern(*self.edge_index.flip(0), size)
+        )
+        return made
 
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the edges for attention: those without self-loops, then one loop per node.
@@ -107,10 +105,10 @@ class Topology:
         """
         if not self.is_constant:
             return self._attention_edges()
-        if self._attention is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self._attention = self._attention_edges()
-        return self._attention
+        found: tuple[Tensor, Tensor, Tensor | None] = computed_once(
+            self._kept, "attention", self._attention_edges
+        )
+        return found
 
     def _attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
         source, target = self.edge_index

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn.backbone import Backbone, Parts
 from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.layers import mlp
 from flower_fgl.nn.relations import (
     RelationPairs,
     relation_means,
@@ -107,6 +108,8 @@ class TypedNet(Backbone):
     """A receptive field has no relations."""
     bare_layers: ClassVar[int] = 0
     """First layers, in which relations have no tensors."""
+    has_bases: ClassVar[bool] = False
+    """Whether ``num-bases`` matrices may be common to all relations in a layer."""
     has_message_rows: ClassVar[bool] = False
     """Whether a layer computes a row for each message, not only means of messages."""
 
@@ -118,7 +121,14 @@ class TypedNet(Backbone):
                 "of nodes and edges. Use another model, e.g. gcn."
             )
         schema, hidden = self.typed.schema, self.hidden_channels
-        parts: dict[str, nn.Module] = self.make_shared(num_layers)
+        roots = nn.ModuleList(self.make_root() for _ in range(num_layers))
+        parts: dict[str, nn.Module] = {"roots": roots}
+        if num_bases := self.typed.num_bases * self.has_bases:
+            # as one tensor in the published code, see MeanRGCN
+            parts["bases"] = nn.ModuleList(
+                Weight(num_bases, hidden, hidden, as_one=bool(self.bare_layers))
+                for _ in range(self.bare_layers, num_layers)
+            )
         parts["types"] = nn.ModuleList(
             OneType(width, hidden) for _, width in schema.widths
         )
@@ -134,26 +144,28 @@ class TypedNet(Backbone):
             parts[NODES] = Weight(self.typed.num_nodes, hidden)
         return nn.ModuleDict(parts), nn.Linear(hidden, num_outputs)
 
-    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
-        """Construct the parts that belong to no kind or relation, a list per layer each."""
-        raise NotImplementedError
+    def make_root(self) -> nn.Module:
+        """Construct what all nodes share in one layer, by default the map of ``root``."""
+        return nn.Linear(self.hidden_channels, self.hidden_channels)
 
     def make_relation(self) -> nn.Module:
-        """Construct what one relation has in one layer."""
-        raise NotImplementedError
+        """Construct what one relation has in one layer, by default a matrix (p, p)."""
+        return Weight(self.hidden_channels, self.hidden_channels)
 
     def root(self, layer: int, h: Tensor) -> Tensor:
-        """Map the nodes' own representations (N, p)."""
-        raise NotImplementedError
+        """Map the nodes' own representations (N, p), by default linearly."""
+        encoder: Any = self.encoder
+        return map_rows(encoder["roots"][layer], h)
 
     def messages(
-        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: Iterable[Tensor]
     ) -> Tensor:
         """Sum the messages (N, p) along relations with the tensors ``own``.
 
-        There are none in the :attr:`bare_layers`.
+        There are none in the :attr:`bare_layers`. By default they are the sum over
+        relations of the mean over neighbours.
         """
-        raise NotImplementedError
+        return relation_sum(h, pairs, own)
 
     def finish(self, layer: int, total: Tensor) -> Tensor:
         """Map the sum of root and messages (N, p)."""
@@ -208,47 +220,29 @@ class RGCN(TypedNet):
     """
 
     stacks = True
+    has_bases = True
 
     @property
     def skips_empty(self) -> bool:
         """Whether each relation has a matrix of its own."""
         return self.typed is not None and not self.typed.num_bases
 
-    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
-        """Construct bases and root weights."""
-        assert self.typed is not None
-        hidden, bases = self.hidden_channels, self.typed.num_bases
-        parts: dict[str, nn.Module] = {
-            "roots": nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(num_layers))
-        }
-        if bases:
-            parts["bases"] = nn.ModuleList(
-                Weight(bases, hidden, hidden) for _ in range(num_layers)
-            )
-        return parts
-
     def make_relation(self) -> nn.Module:
         """Construct the coefficients (B,), or the matrix (p, p)."""
         assert self.typed is not None
-        hidden, bases = self.hidden_channels, self.typed.num_bases
-        return Weight(bases) if bases else Weight(hidden, hidden)
-
-    def root(self, layer: int, h: Tensor) -> Tensor:
-        """Return ``W_0 h + b``."""
-        encoder: Any = self.encoder
-        return map_rows(encoder["roots"][layer], h)
+        bases = self.typed.num_bases
+        return Weight(bases) if bases else super().make_relation()
 
     def messages(
-        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: Iterable[Tensor]
     ) -> Tensor:
         """Return the sum over relations of the mean over neighbours."""
         encoder: Any = self.encoder
-        weights: Iterable[Tensor] = own
         if "bases" in encoder:
             bases = encoder["bases"][layer].weight
-            found = torch.einsum("...rb,...bio->...rio", torch.stack(own, -2), bases)
-            weights = found.unbind(-3)
-        return relation_sum(h, pairs, weights)
+            shares = torch.stack(list(own), -2)
+            own = torch.einsum("...rb,...bio->...rio", shares, bases).unbind(-3)
+        return super().messages(layer, h, pairs, own)
 
 
 class Shift(nn.Module):
@@ -285,19 +279,11 @@ class MeanRGCN(RGCN):
     min_layers = 2
     bare_layers = 1
 
-    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
-        """Construct biases, and bases for all layers but the first."""
-        assert self.typed is not None
-        hidden, bases = self.hidden_channels, self.typed.num_bases
-        if not bases:
+    def make_root(self) -> nn.Module:
+        """Construct the bias."""
+        if self.typed is not None and not self.typed.num_bases:
             raise ConfigError('model = "rgcn-mean" needs num-bases above 0, got 0.')
-        return {
-            "roots": nn.ModuleList(Shift(hidden) for _ in range(num_layers)),
-            "bases": nn.ModuleList(
-                Weight(bases, hidden, hidden, as_one=True)
-                for _ in range(self.bare_layers, num_layers)
-            ),
-        }
+        return Shift(self.hidden_channels)
 
     def root(self, layer: int, h: Tensor) -> Tensor:
         """Return the bias of each node."""
@@ -306,7 +292,7 @@ class MeanRGCN(RGCN):
         return bias.unsqueeze(-2).expand_as(h)
 
     def messages(
-        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: Iterable[Tensor]
     ) -> Tensor:
         """Return the sum over relations of the mean over neighbours."""
         if layer:
@@ -333,25 +319,6 @@ class TypedGraphSAGE(TypedNet):
     stacks = True
     skips_empty = True
 
-    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
-        """Construct the root weights."""
-        hidden = self.hidden_channels
-        return {
-            "roots": nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(num_layers))
-        }
-
-    def make_relation(self) -> nn.Module:
-        """Construct the matrix (p, p)."""
-        return Weight(self.hidden_channels, self.hidden_channels)
-
-    root = RGCN.root
-
-    def messages(
-        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
-    ) -> Tensor:
-        """Return the sum over relations of the mean over neighbours."""
-        return relation_sum(h, pairs, own)
-
 
 class TypedGINE(TypedNet):
     """GINE whose edges have a learned vector per relation instead of features.
@@ -364,17 +331,9 @@ class TypedGINE(TypedNet):
     stacks = True
     has_message_rows = True
 
-    def make_shared(self, num_layers: int) -> dict[str, nn.Module]:
-        """Construct the MLPs."""
-        hidden = self.hidden_channels
-        return {
-            "roots": nn.ModuleList(
-                nn.Sequential(
-                    nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden)
-                )
-                for _ in range(num_layers)
-            )
-        }
+    def make_root(self) -> nn.Module:
+        """Construct the MLP."""
+        return mlp(*[self.hidden_channels] * 3)
 
     def make_relation(self) -> nn.Module:
         """Construct the vector e_r (p,)."""
@@ -385,11 +344,13 @@ class TypedGINE(TypedNet):
         return h
 
     def messages(
-        self, layer: int, h: Tensor, pairs: RelationPairs, own: list[Tensor]
+        self, layer: int, h: Tensor, pairs: RelationPairs, own: Iterable[Tensor]
     ) -> Tensor:
         """Return the sum over all edges."""
         relation = pairs.relation.index_select(0, pairs.pair)
-        vectors = torch.stack(own, dim=-2).flatten(0, -2).index_select(0, relation)
+        vectors = (
+            torch.stack(list(own), dim=-2).flatten(0, -2).index_select(0, relation)
+        )
         rows = h.flatten(0, -2).index_select(0, pairs.source)
         # in place: new rows for each edge take longer than the sums
         found = pairs.weigh(rows.add_(vectors).relu_())
@@ -397,5 +358,4 @@ class TypedGINE(TypedNet):
 
     def finish(self, layer: int, total: Tensor) -> Tensor:
         """Apply the layer's MLP."""
-        encoder: Any = self.encoder
-        return map_rows(encoder["roots"][layer], total)
+        return super().root(layer, total)
