@@ -12,8 +12,6 @@ import pymetis
 import scipy.sparse
 from numpy.typing import NDArray
 
-from flower_fgl.core.errors import DataError
-
 __all__ = [
     "NUM_COMMUNITIES",
     "RECURSIVE_UP_TO",
@@ -21,7 +19,6 @@ __all__ = [
     "louvain_communities",
     "merge_communities",
     "metis_communities",
-    "metis_parts",
 ]
 
 IntArray = NDArray[np.int64]
@@ -73,24 +70,6 @@ def metis_communities(
         options=pymetis.Options(seed=IN_PLACE_OF_1 if seed == 1 else seed),
     )
     return group_nodes(np.asarray(owner, dtype=np.int64), num_parts)
-
-
-def metis_parts(
-    edge_index: IntArray, num_nodes: int, num_clients: int, *, seed: int
-) -> list[IntArray]:
-    """Partition a graph into one METIS part per client, see :func:`metis_communities`.
-
-    Raises a DataError if METIS leaves a part empty, which happens on tiny graphs.
-    """
-    parts = metis_communities(edge_index, num_nodes, num_clients, seed=seed)
-    num_empty = sum(len(nodes) == 0 for nodes in parts)
-    if num_empty:
-        raise DataError(
-            f"METIS left {num_empty} of {num_clients} parts of a graph with "
-            f"{num_nodes} nodes and {edge_index.shape[1] // 2} edges empty. Use fewer "
-            'clients or partition = "uniform".'
-        )
-    return parts
 
 
 def louvain_communities(

@@ -25,7 +25,6 @@ from flower_fgl.datasets.partition.communities import (
     louvain_communities,
     merge_communities,
     metis_communities,
-    metis_parts,
 )
 from flower_fgl.datasets.partition.label_skew import (
     MIN_CLIENT_SIZE,
@@ -121,12 +120,14 @@ def _louvain_label(given: PartitionInput) -> list[IntArray]:
     return _by_labels(merge_communities(_louvain_raw(given), num_parts), given)
 
 
-def _metis_label(given: PartitionInput) -> list[IntArray]:
-    num_parts = min(NUM_COMMUNITIES, given.num_nodes)
-    communities = metis_communities(
+def _metis(given: PartitionInput, num_parts: int) -> list[IntArray]:
+    return metis_communities(
         given.edge_index, given.num_nodes, num_parts, seed=given.seed
     )
-    return _by_labels(communities, given)
+
+
+def _metis_label(given: PartitionInput) -> list[IntArray]:
+    return _by_labels(_metis(given, min(NUM_COMMUNITIES, given.num_nodes)), given)
 
 
 def _quantile(given: PartitionInput) -> list[IntArray]:
@@ -156,7 +157,7 @@ _QUANTILE = PartitionRule(
 NODE_RULES: dict[str, PartitionRule] = {
     "metis": PartitionRule(
         "METIS: parts of equal size with few edges between them",
-        lambda g: metis_parts(g.edge_index, g.num_nodes, g.num_clients, seed=g.seed),
+        lambda g: _metis(g, g.num_clients),
         "isolated nodes fill up the parts, so that one client may get most of them; an "
         "empty part is an error",
         libraries=("pymetis",),
@@ -351,7 +352,8 @@ def _partition(
         raise DataError(
             f'The rule "{rule}" left {len(empty)} of {given.num_clients} clients '
             f"without {members}, the first is client {empty[0]}: the dataset has only "
-            f"{given.num_nodes} {members}. Use fewer clients or another rule."
+            f"{given.num_nodes} {members} and {given.edge_index.shape[1] // 2} edges. Use "
+            'fewer clients or another rule, e.g. partition = "uniform".'
         )
     return parts
 

@@ -45,7 +45,6 @@ SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
 MOST_BINS = 10
 """Bins of a number in a split; each has an item of every part."""
-MAX_DENOMINATOR = 10**6
 
 
 class SplitFractions(NamedTuple):
@@ -114,7 +113,7 @@ def strata(
 
 def split_nodes(
     labels: Tensor | NDArray[np.int64],
-    fractions: Sequence[Fraction | float],
+    fractions: Sequence[Fraction],
     *,
     generator: np.random.Generator,
 ) -> dict[str, Tensor]:
@@ -122,29 +121,32 @@ def split_nodes(
 
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
-    have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others. A
-    float share is read as the simple fraction it was written as, e.g. 0.3 as 3/10.
+    have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others.
     """
-    shares = [Fraction(share).limit_denominator(MAX_DENOMINATOR) for share in fractions]
-    if len(shares) != 3 or min(shares) < 0 or sum(shares) != 1:
-        raise ValueError(
-            "fractions must be three shares of at least 0 that add up to 1, got "
-            f"{tuple(map(float, fractions))}."
-        )
     label = np.asarray(labels)
-    known = generator.permutation(np.flatnonzero(label >= 0))
-    node = known[np.argsort(label[known], kind="stable")]  # shuffled, class by class
-    counts = np.bincount(label[node])
-    start = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(node)) - start  # position within the class
+    node, rank, counts = _by_class(label, np.flatnonzero(label >= 0), generator)
     num_train, num_val = (
-        counts * share.numerator // share.denominator for share in shares[:2]
+        counts * share.numerator // share.denominator for share in fractions[:2]
     )
     last_train = np.repeat(num_train, counts)
     last_val = np.repeat(num_train + num_val, counts)
     split = np.full(len(label), -1)
     split[node] = np.where(rank < last_train, 0, np.where(rank < last_val, 1, 2))
     return {name: torch.from_numpy(split == i) for i, name in enumerate(SPLITS)}
+
+
+def _by_class(
+    labels: IntArray, nodes: IntArray, generator: np.random.Generator
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Shuffle nodes, and sort them by class.
+
+    The place of each node in its class follows, and the number of nodes of each class.
+    """
+    shuffled = generator.permutation(nodes)
+    node = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    counts = np.bincount(labels[node])
+    rank = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return node, rank, counts
 
 
 def draw_split(
@@ -218,8 +220,6 @@ NUM_QUERIES = 15
 """Test nodes per class."""
 MORE_THAN = 25
 """A client keeps the classes with more nodes than this."""
-MAX_SHOTS = MORE_THAN + 1 - NUM_QUERIES
-"""Maximum K: every kept class has this many nodes in addition to its queries."""
 MIN_CLASSES = 2
 """Minimum number of classes of a client; with fewer it does not participate."""
 MAX_DRAWS = 100
@@ -267,15 +267,8 @@ def few_shot_split(
     order of each class, ``train`` (n,) holds the first K = ``shots`` nodes and ``test`` the
     last 15; ``val`` is empty. A larger K samples a superset of the training nodes.
     """
-    shuffled = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
-    node = shuffled[np.argsort(labels[shuffled], kind="stable")]  # class by class
-    counts = np.bincount(labels[node], minlength=classes.max(initial=-1) + 1)[classes]
-    if counts.min(initial=shots + NUM_QUERIES) < shots + NUM_QUERIES:
-        raise ValueError(
-            f"classes must only hold classes with at least {shots} + {NUM_QUERIES} "
-            f"nodes, one has {counts.min()}."
-        )
-    rank = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
+    chosen = np.flatnonzero(np.isin(labels, classes))
+    node, rank, counts = _by_class(labels, chosen, generator)
     size = np.repeat(counts, counts)
     masks = {name: np.zeros(len(labels), dtype=np.bool_) for name in SPLITS}
     masks["train"][node[rank < shots]] = True

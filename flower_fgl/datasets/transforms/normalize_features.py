@@ -1,7 +1,6 @@
 """Feature columns: their order, and normalization by rows or by column statistics."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -53,7 +52,8 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         return _scale_edges(_scale_columns(client))
     if client.scaling is not None:
         return client
-    return replace(_with_features(client, normalise_rows), scaling=Scaling("rows"))
+    scaled = client.changed(lambda graph: replace(graph, x=normalise_rows(graph.x)))
+    return replace(scaled, scaling=Scaling("rows"))
 
 
 def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
@@ -75,8 +75,9 @@ def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
 def scale_raw(client: ClientGraph, config: RunConfig, *, is_dense: bool) -> ClientGraph:
     """Scale raw features as the settings ask for; ``is_dense``: they can be dense."""
     kind = config.scale_of_features(is_dense=is_dense)
-    if kind == "columns" and is_dense:
-        client = dense_features(client)
+    is_sparse = client.graph.x.layout == torch.sparse_csr
+    if kind == "columns" and is_dense and is_sparse:
+        client = client.changed(lambda graph: replace(graph, x=graph.x.to_dense()))
     return scale_client(client, kind)
 
 
@@ -142,20 +143,6 @@ def can_standardize(x: Tensor) -> bool:
     if x.layout != torch.sparse_csr:
         return True
     return int(x.values().count_nonzero()) >= LEAST_SHARE * x.numel()
-
-
-def dense_features(client: ClientGraph) -> ClientGraph:
-    """Return a client with strided features."""
-    if client.graph.x.layout != torch.sparse_csr:
-        return client
-    return _with_features(client, lambda x: x.to_dense())
-
-
-def _with_features(
-    client: ClientGraph, change: Callable[[Tensor], Tensor]
-) -> ClientGraph:
-    """Apply a function to the features of all graphs of a client."""
-    return client.changed(lambda graph: replace(graph, x=change(graph.x)))
 
 
 def _statistics(graph: Graph, schema: Schema | None) -> tuple[Tensor, Tensor] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -280,16 +281,11 @@ def without_types(dataset: Dataset) -> Dataset:
             'set model = "rgcn".'
         )
     width = widths.pop()
-    parts = []
-    for number, (_, columns) in enumerate(dataset.schema.blocks()):
-        rows = (dataset.node_type == number).nonzero().flatten()
-        dense = (
-            dataset.x.to_dense() if dataset.x.layout == torch.sparse_csr else dataset.x
-        )
-        parts.append((rows, dense[rows][:, columns]))
-    x = torch.zeros(len(dataset.node_type), max(width, 1))
-    for rows, block in parts:
-        x[rows] = block if width else torch.ones(len(rows), 1)
+    x = torch.ones(len(dataset.node_type), max(width, 1))
+    dense = dataset.x.to_dense()
+    for number, (_, columns) in enumerate(dataset.schema.blocks() if width else ()):
+        of_kind = dataset.node_type == number
+        x[of_kind] = dense[of_kind][:, columns]
     messages = dataset.messages and replace(dataset.messages, relation=None)
     return replace(
         dataset, x=x, feature_names=(), messages=messages, node_type=None, schema=None
@@ -300,16 +296,15 @@ def held_parts(client: ClientGraph) -> Schema:
     """Return the part of a client's schema with nodes, and edges, in any of its graphs."""
     schema = client.schema
     assert schema is not None
-    graphs = (client.graph, *client.evaluation)
     kinds = {
         schema.node_types[number]
-        for g in graphs
+        for g in client.graphs
         if g.node_type is not None
         for number in torch.unique(g.node_type).tolist()
     }
     relations = {
         schema.relations[number]
-        for g in graphs
+        for g in client.graphs
         if g.messages is not None and g.messages.relation is not None
         for number in torch.unique(g.messages.relation).tolist()
     }
@@ -359,12 +354,8 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
         assert agreed is not None
         held = held_parts(client)
         part = own.only(held.node_types, held.relations)
-        client = replace(
-            client,
-            graph=in_schema(client.graph, own, part),
-            evaluation=tuple(in_schema(g, own, part) for g in client.evaluation),
-            feature_names=(),
-        )
+        held_only = partial(in_schema, own=own, other=part)
+        client = replace(client.changed(held_only), feature_names=())
         # another owner may share a relation of the same name
         own = replace(
             held,
@@ -396,9 +387,7 @@ def agreed_graph(client: ClientGraph, align: str, agreed: Schema | None) -> Clie
         names = tuple(n for kind in schema.node_types for n in names[blocks[kind]])
         names += of_edges
     return replace(
-        client,
-        graph=in_schema(client.graph, own, schema),
-        evaluation=tuple(in_schema(g, own, schema) for g in client.evaluation),
+        client.changed(partial(in_schema, own=own, other=schema)),
         schema=schema,
         feature_names=names,
         scaling=client.scaling and _moved_scaling(client.scaling, first, schema),

@@ -5,17 +5,20 @@ import logging
 import networkx
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import Target
+from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.partition.communities import (
     group_nodes,
     louvain_communities,
     merge_communities,
     metis_communities,
-    metis_parts,
 )
+from flower_fgl.datasets.partition.partition import partition_nodes
 
 
 def both_ways(pairs):
@@ -140,7 +143,7 @@ def test_groups_list_their_nodes_in_ascending_order_and_may_be_empty():
 @pytest.mark.parametrize("num_parts", [2, 4, 9, 12])
 def test_metis_finds_cliques_by_bisection_and_k_way(num_parts):
     size = 12
-    parts = metis_parts(
+    parts = metis_communities(
         cliques(*[size] * num_parts), size * num_parts, num_parts, seed=42
     )
     found = {tuple(part) for part in parts}
@@ -179,16 +182,20 @@ def test_metis_does_not_depend_on_the_order_of_edges_or_on_duplicates():
     edges = cliques(7, 9, 8)
     shuffled = np.random.default_rng(0).permutation(edges.T).T
     doubled = np.concatenate([shuffled, edges], axis=1)
-    expected = metis_parts(edges, 24, 3, seed=1)
+    expected = metis_communities(edges, 24, 3, seed=1)
     for variant in (shuffled, doubled):
-        found = metis_parts(variant, 24, 3, seed=1)
+        found = metis_communities(variant, 24, 3, seed=1)
         assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def test_an_empty_metis_part_is_an_error_with_advice():
     assert any(len(part) == 0 for part in metis_communities(star(12), 12, 10, seed=42))
-    with pytest.raises(DataError, match=r"12 nodes and 11 edges empty. Use fewer"):
-        metis_parts(star(12), 12, 10, seed=42)
+    edges = torch.from_numpy(star(12))
+    nothing = torch.zeros(12, 1)
+    y, target = torch.zeros(12, dtype=torch.int64), Target.classes(("a",))
+    dataset = NodeDataset("star", nothing, edges, y, target)
+    with pytest.raises(DataError, match=r"12 nodes and 11 edges\. Use fewer"):
+        partition_nodes(dataset, "metis", 10, seed=42)
 
 
 def test_louvain_finds_cliques_in_the_order_of_their_first_node():

@@ -109,13 +109,11 @@ def test_more_shots_are_a_superset_with_the_same_queries() -> None:
     assert torch.equal(five["test"], ten["test"])
 
 
-def test_a_class_too_small_for_the_shots_is_rejected() -> None:
-    assert MAX_SHOTS == few_shot.MAX_SHOTS
-    split(labels_of(26, 26), [0, 1], MAX_SHOTS)
-    with pytest.raises(ValueError, match="at least 12 \\+ 15 nodes, one has 26"):
-        split(labels_of(26, 30), [0, 1], MAX_SHOTS + 1)
-    with pytest.raises(ValueError, match="one has 0"):
-        split(labels_of(26, 0, 30), [0, 1], 3)
+def test_the_smallest_class_has_the_most_shots_and_queries() -> None:
+    assert MAX_SHOTS == few_shot.MORE_THAN + 1 - few_shot.NUM_QUERIES
+    masks = split(labels_of(26, 26), [0, 1], MAX_SHOTS)
+    assert [int(masks[name].sum()) for name in ("train", "test")] == [22, 30]
+    assert not bool((masks["train"] & masks["test"]).any())
 
 
 def test_candidates_are_resampled_until_two_are_eligible() -> None:
