@@ -300,36 +300,30 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
 def _agree_on_classes(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> tuple[str, ...]:
-    """Return one numbering of all classes; reject classes that are spelled differently."""
-    if config.predicts != CLASSES:
-        return _agree_on_targets(clients)
-    lists = {client.name: client.target.names for client in clients}
-    odd = odd_spellings(lists, is_trusted=True)
-    _refuse(odd.items(), len(clients))
-    reason, warnings = classes_apart(lists)
-    if reason and config.setting != "few-shot":
-        raise DataError(f'{reason}, or set class-align = "local".')
-    for warning in warnings:
-        log.warning("%s", warning)
-    return agree_classes(list(lists.values()))
+    """Return one order of all classes, labels or numbers.
 
-
-def _agree_on_targets(clients: Sequence[ClientGraph]) -> tuple[str, ...]:
-    """Return one order of all labels or numbers; reject other units and spellings."""
+    Other spellings and units are errors.
+    """
     targets = {client.name: client.target for client in clients}
-    agreed, odd = agree_targets(targets)
-    odd |= odd_spellings(
-        {name: target.names for name, target in targets.items()},
-        is_trusted=True,
-        noun=clients[0].target.noun,
-    )
+    lists = {name: target.names for name, target in targets.items()}
+    odd: dict[str, str] = {}
+    if config.predicts == CLASSES:
+        agreed = agree_classes(list(lists.values()))
+        reason, warnings = classes_apart(lists)
+        if config.setting == "few-shot":  # it needs no common class
+            reason = ""
+        reason = reason and f'{reason}, or set class-align = "local".'
+    else:
+        common, odd = agree_targets(targets)
+        agreed = common.names
+        reason, warnings = targets_apart(targets)
+    odd |= odd_spellings(lists, is_trusted=True, noun=clients[0].target.noun)
     _refuse(odd.items(), len(clients))
-    reason, warnings = targets_apart(targets)
     if reason:
         raise DataError(reason)
     for warning in warnings:
         log.warning("%s", warning)
-    return agreed.names
+    return agreed
 
 
 def _agree_on_schema(

@@ -44,7 +44,7 @@ from flower_fgl.datasets.pyg_read import (
     read_inputs,
     read_labels,
     read_several,
-    warn_of_unread,
+    unread_of_plain,
 )
 from flower_fgl.datasets.pyg_typed import (
     TypedParts,
@@ -414,21 +414,22 @@ def _warn_of_unread(
     graphs: Sequence[Any], datasets: Sequence[NodeDataset], name: str
 ) -> None:
     """Log the attributes that none of the graphs is read with, once."""
-    pairs = list(zip(graphs, datasets, strict=True))
-    has_values = any(d.targets is not None for d in datasets)
-    of_typed = {
-        key
-        for graph, d in pairs
-        if d.schema is not None
-        for key in unread_of_typed(
-            graph,
-            d.schema.target,
-            d.schema.predicted if d.edges else None,
-            has_values=has_values,
+    unread, has_values = set[str](), any(d.targets is not None for d in datasets)
+    for graph, d in zip(graphs, datasets, strict=True):
+        if d.schema is None:
+            unread |= unread_of_plain(graph, has_values=has_values)
+        else:
+            predicted = d.schema.predicted if d.edges else None
+            target = d.schema.target
+            unread |= unread_of_typed(graph, target, predicted, has_values=has_values)
+    if unread:
+        of_edges = any(key.startswith("edge_") for key in unread)
+        log.warning(
+            "%s: not read: %s. Features of nodes are the columns of x%s.",
+            name,
+            ", ".join(sorted(unread)),
+            ", those of edges the columns of edge_attr" if of_edges else "",
         )
-    }
-    plain = [graph for graph, d in pairs if d.schema is None]
-    warn_of_unread(plain, name, has_values=has_values, of_typed=of_typed)
 
 
 def _given_target(
@@ -560,15 +561,10 @@ def graph_dataset(
                 joint[key] = items[0][key]
         values = read_several(joint, name, Target(kind, ()), len(graphs))
     target, y, targets = values
-    has_values, of_typed = targets is not None, set[str]()
-    if union.schema is not None:
-        for graph in graphs:
-            of_typed |= unread_of_typed(graph, "", None, has_values=has_values)
-    elif union.messages is not None:
+    _warn_of_unread(graphs, [replace(union, targets=targets)] * len(graphs), name)
+    if union.schema is None and union.messages is not None:
         messages = _if_described(union.messages, union.edge_index)
         union = replace(union, x=union.x.to_dense(), messages=messages)
-    plain = graphs if union.schema is None else ()
-    warn_of_unread(plain, name, has_values=has_values, of_typed=of_typed)
     dataset = GraphDataset.of(union, batch, y, target, targets=targets)
     validate_graph_dataset(dataset, may_be_unknown=may_be_unknown)
     return dataset
@@ -612,14 +608,12 @@ def _check_columns(graphs: Sequence[Any], name: str) -> None:
     """Reject graphs of a set of which the features have other columns than the first."""
     for key in ("x", "edge_attr"):
         shapes = [getattr(graph.get(key), "shape", None) for graph in graphs]
-        widths = [None if shape is None else shape[1:] for shape in shapes]
+        widths = [shape and shape[1:] for shape in shapes]
         odd = next((i for i, width in enumerate(widths) if width != widths[0]), 0)
         if odd:
             one, other = (
-                "is missing"
-                if shapes[i] is None
-                else f"has shape {tuple(shapes[i] or ())}"
-                for i in (0, odd)
+                "is missing" if shape is None else f"has shape {tuple(shape)}"
+                for shape in (shapes[0], shapes[odd])
             )
             raise DataError(
                 f"{name}: {key} {one} in graph 0, but {other} in graph {odd}. Give all "
@@ -705,7 +699,7 @@ def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -
         node_type=dataset.node_type,
     )
     numbers = torch.arange(dataset.num_graphs)
-    client = ClientGraph(0, whole, dataset.target, numbers, schema=dataset.schema)
+    client = dataset.client_of(whole, partition_id=0, node_ids=numbers)
     path = folder / f"set-{_digest(client)}.npz"
     return _stored([(path, client)], path)
 

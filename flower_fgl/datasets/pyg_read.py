@@ -1,7 +1,7 @@
 """Attributes of a ``torch_geometric.data.Data``, its split included, read and checked."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ __all__ = [
     "read_inputs",
     "read_labels",
     "read_several",
-    "warn_of_unread",
+    "unread_of_plain",
 ]
 
 
@@ -134,34 +134,14 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     return MessageEdges(index, x, tuple(names))
 
 
-def warn_of_unread(
-    graphs: Sequence[Any],
-    name: str,
-    *,
-    has_values: bool = False,
-    of_typed: Collection[str] = (),
-) -> None:
-    """Log the attributes that none of the graphs is read with, once.
-
-    ``of_typed`` are attributes of other, typed graphs.
-    """
-    unread = set(of_typed)
-    for data in graphs:
-        has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
-        known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
-        known |= set(TARGET_KEYS) if has_values else set()
-        used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
-        parts, _ = split_names(used)
-        unread |= set(data.keys()).difference(known, *parts.values())
-    if not unread:
-        return
-    of_edges = any(key.startswith("edge_") for key in unread)
-    log.warning(
-        "%s: not read: %s. Features of nodes are the columns of x%s.",
-        name,
-        ", ".join(sorted(unread)),
-        ", those of edges the columns of edge_attr" if of_edges else "",
-    )
+def unread_of_plain(data: Any, *, has_values: bool) -> set[str]:
+    """Return the attributes with which a graph with one kind of nodes is not read."""
+    has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
+    known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
+    known |= set(TARGET_KEYS) if has_values else set()
+    used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
+    parts, _ = split_names(used)
+    return set(data.keys()).difference(known, *parts.values())
 
 
 def read_labels(data: Any, name: str, key: str = "y") -> Tensor:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -301,13 +302,11 @@ PICKLE = f"c{open_bomb.__module__}\n{open_bomb.__name__}\n)R.".encode()
 """A pickle that calls ``open_bomb()``: GLOBAL, EMPTY_TUPLE, REDUCE, STOP."""
 
 
-def pickled() -> Array:
-    """Declare the bytes as a pickle."""
+def _pickled() -> Array:
     return Array("object", (1,), "pickle", PICKLE)
 
 
-def disguised() -> Array:
-    """Declare a pickle as an array."""
+def _disguised() -> Array:
     return Array("float32", (1,), "numpy.ndarray", PICKLE)
 
 
@@ -320,11 +319,10 @@ def of_objects() -> Array:
     return Array("object", (1,), "numpy.ndarray", data)
 
 
-PICKLES = (pickled, disguised, of_objects)
+PICKLES = (_pickled, _disguised, of_objects)
 
 
-def replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
-    """Replace the first array of a message."""
+def _replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
     out = RecordDict(dict(content))
     name = next(iter(content.array_records))
     arrays = dict(content.array_records[name])
@@ -333,58 +331,48 @@ def replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
     return out
 
 
-def nothing(content: RecordDict) -> RecordDict:
-    """Leave the upload out."""
+def _nothing(content: RecordDict) -> RecordDict:
     return RecordDict({"metrics": content["metrics"]})
 
 
-def random_bytes(content: RecordDict) -> RecordDict:
-    """Replace the first array by bytes that are no array."""
-    return replaced(
+def _random_bytes(content: RecordDict) -> RecordDict:
+    return _replaced(
         content, lambda: Array("f", (1,), "numpy.ndarray", bytes(range(256)))
     )
 
 
-def truncated(content: RecordDict) -> RecordDict:
-    """Leave out the last bytes of the first array."""
+def _truncated(content: RecordDict) -> RecordDict:
     name = next(iter(content.array_records))
     first = next(iter(content.array_records[name].values()))
     short = Array(first.dtype, first.shape, first.stype, first.data[:-3])
-    return replaced(content, lambda: short)
+    return _replaced(content, lambda: short)
 
 
-def a_config_in_its_place(content: RecordDict) -> RecordDict:
-    """Put a config under the name of the first arrays."""
+def _a_config_in_its_place(content: RecordDict) -> RecordDict:
     name = next(iter(content.array_records))
     return RecordDict({**content, name: ConfigRecord({"x": 1})})
 
 
-def one_array_too_many(content: RecordDict) -> RecordDict:
-    """Add an array to the first ones."""
+def _one_array_too_many(content: RecordDict) -> RecordDict:
     name = next(iter(content.array_records))
     arrays = {**content.array_records[name], **write_tensors({"more": torch.ones(1)})}
     return RecordDict({**content, name: ArrayRecord(arrays)})
 
 
-def an_empty_text(content: RecordDict) -> RecordDict:
-    """Make Flower's byte count fail on an empty text."""
-    return RecordDict({**nothing(content), "odd": ConfigRecord({"x": ""})})
+def _an_empty_value(content: RecordDict, value: Any) -> RecordDict:
+    # Flower's byte count fails on it
+    return RecordDict({**_nothing(content), "odd": ConfigRecord({"x": value})})
 
 
-def an_empty_list(content: RecordDict) -> RecordDict:
-    """Make Flower's byte count fail on an empty list."""
-    return RecordDict({**nothing(content), "odd": ConfigRecord({"x": []})})
-
-
-def another_methods(content: RecordDict) -> RecordDict:
-    """Put the upload of another method into its place."""
+def _another_methods(content: RecordDict) -> RecordDict:
     other = write_tensors({"conv.weight": torch.ones(3, 3)})
     return RecordDict({"metrics": content["metrics"], "elsewhere": other})
 
 
 GARBAGE = (
-    *(nothing, random_bytes, truncated, a_config_in_its_place, one_array_too_many),
-    *(an_empty_text, an_empty_list, another_methods),
+    *(_nothing, _random_bytes, _truncated, _a_config_in_its_place, _one_array_too_many),
+    *(partial(_an_empty_value, value=""), partial(_an_empty_value, value=[])),
+    _another_methods,
 )
 
 
@@ -400,7 +388,7 @@ class WireContract(StageContract):
         whole = replies[1].content
         for make in PICKLES:
             stage.strategy.loop.log = RoundLog(1)
-            replies[1].content = replaced(whole, make)
+            replies[1].content = _replaced(whole, make)
             assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], make
             (failure,) = stage.strategy.loop.log.failures
             assert failure.partition_id == 1
@@ -415,7 +403,7 @@ class WireContract(StageContract):
         for make in PICKLES:
             sent = stage.strategy.train_messages(2, [0], action=case.download_action)
             assert sent[0].content.array_records
-            sent[0].content = replaced(sent[0].content, make)
+            sent[0].content = _replaced(sent[0].content, make)
             exchange = send_receive(stage.grid, {0: sent[0]}, timeout=60)
             assert not exchange.replies, make
             reason = exchange.failures[0].reason
