@@ -13,7 +13,7 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.write import save_client_graph
-from flower_fgl.datasets.partition.label_skew import PartitionSummary
+from flower_fgl.datasets.partition.assign import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
 from flower_fgl.lab.plots import label_heat_map, save_figure

@@ -24,7 +24,7 @@ from flower_fgl.datasets.client_graph import (
 )
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
-from flower_fgl.datasets.partition.label_skew import MIN_CLIENT_SIZE
+from flower_fgl.datasets.partition.assign import MIN_CLIENT_SIZE
 from flower_fgl.datasets.partition.partition import (
     EDGE_RULES,
     IntArray,
@@ -41,7 +41,7 @@ from flower_fgl.datasets.sources.synthetic import (
 )
 from flower_fgl.datasets.splits.edges import (
     edge_client,
-    require_edges,
+    require_pairs,
     with_edge_classes,
 )
 from flower_fgl.datasets.splits.graph_sets import (
@@ -51,7 +51,7 @@ from flower_fgl.datasets.splits.graph_sets import (
     split_set,
     with_degrees,
 )
-from flower_fgl.datasets.splits.links import link_client, links_sha256, require_links
+from flower_fgl.datasets.splits.links import link_client, links_sha256
 from flower_fgl.datasets.splits.split import (
     SPLITS,
     draw_few_shot,
@@ -212,7 +212,7 @@ def build_clients(
     if has_nodes and num_clients > 1:
         _check_targets(clients, config)
     if config.has_pairs:
-        (require_links if config.predicts_links else require_edges)(clients)
+        require_pairs(clients, config)
         sha256 = links_sha256(sha256, clients)
     if has_targets(config) or config.predicts_numbers:
         sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
@@ -437,8 +437,10 @@ def _node_clients(
             partition_id=partition_id,
             node_ids=nodes,
             edges=dataset.edges and dataset.edges.within(nodes, dataset.num_nodes),
-            outside=OutsideEdges(*between[partition_id], nodes) if between else None,
         )
+        if between:
+            own, other = between[partition_id]
+            client = replace(client, outside=OutsideEdges(own, other, nodes))
         clients.append(in_setting(client, config))
     return clients
 

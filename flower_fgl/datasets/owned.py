@@ -24,6 +24,7 @@ from flower_fgl.datasets.splits.split import (
     draw_few_shot,
     draw_split,
     parse_split,
+    shares_of,
 )
 from flower_fgl.datasets.transforms.messages import (
     choose_messages,
@@ -125,10 +126,7 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     owned = _expected(owned, config)
     _check_evaluation_graphs(owned, config)
     masks = dict(owned.dataset.masks)
-    split = config.split
-    if split == "default":
-        split = "public" if masks and config.split_by != "id" else FILE_SPLIT
-    fractions = parse_split(split)
+    fractions = shares_of(config, FILE_SPLIT, masks)
     if config.classifies_edges:  # edges have their own split
         none = torch.zeros(owned.dataset.num_nodes, dtype=torch.bool)
         masks = dict.fromkeys(SPLITS, none)

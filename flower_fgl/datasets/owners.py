@@ -51,7 +51,7 @@ from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.relations_csv import folder_tables
 from flower_fgl.datasets.owned import client_from_owned, read_owned
 from flower_fgl.datasets.sources.load import find_source, load
-from flower_fgl.datasets.splits.edges import require_edges
+from flower_fgl.datasets.splits.edges import require_pairs
 from flower_fgl.datasets.splits.graph_sets import (
     PartKeys,
     client_from_set,
@@ -59,7 +59,6 @@ from flower_fgl.datasets.splits.graph_sets import (
     part_keys,
     split_set,
 )
-from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.transforms.messages import expect_target
 from flower_fgl.datasets.transforms.normalize_features import order_columns
 from flower_fgl.datasets.transforms.typed import told_parts
@@ -235,7 +234,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
         for number, client in enumerate(clients)
     ]
     if config.has_pairs:
-        (require_links if config.predicts_links else require_edges)(clients)
+        require_pairs(clients, config)
     return clients, _sha256(clients), edges
 
 

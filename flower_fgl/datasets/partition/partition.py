@@ -17,26 +17,8 @@ from torch import Tensor
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.partition.communities import (
-    IN_PLACE_OF_1,
-    NUM_COMMUNITIES,
-    RECURSIVE_UP_TO,
-    IntArray,
-    louvain_communities,
-    merge_communities,
-    metis_communities,
-)
-from flower_fgl.datasets.partition.label_skew import (
-    MIN_CLIENT_SIZE,
-    cluster_by_labels,
-    deal_edges,
-    deal_evenly,
-    deal_evenly_by_class,
-    deal_relations,
-    dirichlet_parts,
-    draw_networks,
-    follow_neighbours,
-)
+from flower_fgl.datasets.partition import assign
+from flower_fgl.datasets.partition.assign import IntArray
 
 __all__ = [
     "EDGE_RULES",
@@ -102,11 +84,13 @@ class PartitionRule:
 
 
 def _louvain_raw(given: PartitionInput) -> list[IntArray]:
-    return louvain_communities(given.edge_index, given.num_nodes, seed=given.seed)
+    return assign.louvain_communities(
+        given.edge_index, given.num_nodes, seed=given.seed
+    )
 
 
 def _by_labels(communities: list[IntArray], given: PartitionInput) -> list[IntArray]:
-    return cluster_by_labels(
+    return assign.cluster_by_labels(
         [nodes for nodes in communities if len(nodes)],
         given.labels,
         given.num_classes,
@@ -116,18 +100,20 @@ def _by_labels(communities: list[IntArray], given: PartitionInput) -> list[IntAr
 
 
 def _louvain_label(given: PartitionInput) -> list[IntArray]:
-    num_parts = min(NUM_COMMUNITIES, given.num_nodes)
-    return _by_labels(merge_communities(_louvain_raw(given), num_parts), given)
+    num_parts = min(assign.NUM_COMMUNITIES, given.num_nodes)
+    return _by_labels(assign.merge_communities(_louvain_raw(given), num_parts), given)
 
 
 def _metis(given: PartitionInput, num_parts: int) -> list[IntArray]:
-    return metis_communities(
+    return assign.metis_communities(
         given.edge_index, given.num_nodes, num_parts, seed=given.seed
     )
 
 
 def _metis_label(given: PartitionInput) -> list[IntArray]:
-    return _by_labels(_metis(given, min(NUM_COMMUNITIES, given.num_nodes)), given)
+    return _by_labels(
+        _metis(given, min(assign.NUM_COMMUNITIES, given.num_nodes)), given
+    )
 
 
 def _quantile(given: PartitionInput) -> list[IntArray]:
@@ -141,9 +127,12 @@ UNEQUAL = "the sizes of the clients differ widely"
 
 _DIRICHLET = PartitionRule(
     "class shares from a Dirichlet distribution; small alpha, strong label skew",
-    lambda g: dirichlet_parts(g.labels, g.num_clients, alpha=g.alpha, seed=g.seed),
-    f"each client gets at least {MIN_CLIENT_SIZE} nodes or graphs; in a typed graph nodes "
-    "of other kinds follow their neighbours, and those that no edge reaches are dropped",
+    lambda g: assign.dirichlet_parts(
+        g.labels, g.num_clients, alpha=g.alpha, seed=g.seed
+    ),
+    f"each client gets at least {assign.MIN_CLIENT_SIZE} nodes or graphs; in a typed "
+    "graph nodes of other kinds follow their neighbours, and those that no edge reaches "
+    "are dropped",
     options=("alpha",),
     libraries=("numpy",),
 )
@@ -164,7 +153,7 @@ NODE_RULES: dict[str, PartitionRule] = {
     ),
     "louvain": PartitionRule(
         "Louvain communities, divided and merged to clients of about equal size",
-        lambda g: merge_communities(_louvain_raw(g), g.num_clients),
+        lambda g: assign.merge_communities(_louvain_raw(g), g.num_clients),
         "an isolated node is a community of its own",
         libraries=("python-louvain", "networkx"),
     ),
@@ -189,7 +178,7 @@ NODE_RULES: dict[str, PartitionRule] = {
     "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "nodes assigned at random and evenly, independent of labels and edges",
-        lambda g: deal_evenly(g.num_nodes, g.num_clients, seed=g.seed),
+        lambda g: assign.deal_evenly(g.num_nodes, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     ),
     "quantile": _QUANTILE,
@@ -200,7 +189,7 @@ GRAPH_RULES: dict[str, PartitionRule] = {
     "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "graphs of each class assigned at random: equal class shares on every client",
-        lambda g: deal_evenly_by_class(g.labels, g.num_clients, seed=g.seed),
+        lambda g: assign.deal_evenly_by_class(g.labels, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     ),
     "quantile": _QUANTILE,
@@ -210,7 +199,7 @@ GRAPH_RULES: dict[str, PartitionRule] = {
 NETWORK_RULES: dict[str, PartitionRule] = {
     "network": PartitionRule(
         "one network per client, sampled at random; the others are dropped",
-        lambda g: draw_networks(g.labels, g.num_clients, seed=g.seed),
+        lambda g: assign.draw_networks(g.labels, g.num_clients, seed=g.seed),
         libraries=("numpy",),
     )
 }
@@ -220,14 +209,14 @@ EDGE_RULES: dict[str, PartitionRule] = {
     "random-edges": PartitionRule(
         "edges of a typed graph assigned at random: some to one client, some to several, "
         "some to all",
-        lambda g: deal_edges(g.num_nodes, g.num_clients, seed=g.seed),
+        lambda g: assign.deal_edges(g.num_nodes, g.num_clients, seed=g.seed),
         "a client holds the nodes with an edge; clients share nodes and labels",
         libraries=("numpy",),
     ),
     "random-edge-types": PartitionRule(
         "relations of a typed graph assigned at random: some to one client, some to "
         "several, some to all",
-        lambda g: deal_relations(g.labels, g.num_clients, seed=g.seed),
+        lambda g: assign.deal_relations(g.labels, g.num_clients, seed=g.seed),
         "a client holds the nodes with an edge; clients share nodes and labels",
         libraries=("numpy",),
     ),
@@ -281,7 +270,7 @@ def partition_nodes(
     owner = np.full(dataset.num_nodes, -1)
     for client, part in enumerate(parts):
         owner[chosen[part]] = client
-    owner = follow_neighbours(edge_index, owner, num_clients)
+    owner = assign.follow_neighbours(edge_index, owner, num_clients)
     return [np.flatnonzero(owner == client) for client in range(num_clients)]
 
 
@@ -419,9 +408,9 @@ def partition_key(
     if "alpha" in row.options:
         words.append(f"alpha={float(alpha)!r}")
     if "pymetis" in row.libraries:
-        words.append(f"recursive-up-to={RECURSIVE_UP_TO}")
+        words.append(f"recursive-up-to={assign.RECURSIVE_UP_TO}")
         if seed == 1:  # stored partitions had METIS' own seed 1
-            words.append(f"metis-seed={IN_PLACE_OF_1}")
+            words.append(f"metis-seed={assign.IN_PLACE_OF_1}")
     words += [f"{library}={_version(library)}" for library in row.libraries]
     return " ".join(words)
 

@@ -31,14 +31,14 @@ from flower_fgl.datasets.splits.split import (
     SPLITS,
     edge_keys,
     keyed_split,
-    parse_split,
+    shares_of,
     split_nodes,
 )
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.nn.link import pair_codes
 
-__all__ = ["earlier_messages", "edge_client", "require_edges", "with_edge_classes"]
+__all__ = ["earlier_messages", "edge_client", "require_pairs", "with_edge_classes"]
 
 
 def split_edges(
@@ -225,10 +225,8 @@ def _masks(
 ) -> dict[str, Tensor]:
     """Return the owner's split of the labelled edges, or draw one."""
     known = table.y >= 0
-    split, is_keyed = config.split, config.split_by == "id"
-    if split == "default":
-        split = "public" if table.masks and not is_keyed else EDGE_SPLIT
-    fractions = parse_split(split)
+    is_keyed = config.split_by == "id"
+    fractions = shares_of(config, EDGE_SPLIT, table.masks)
     if fractions is None:
         if not table.masks:
             raise DataError(
@@ -270,9 +268,18 @@ def _is_before(table: EdgeTable, later: Tensor) -> Tensor:
     return table.time < first
 
 
-def require_edges(clients: Sequence[ClientGraph]) -> None:
-    """Raise a ``DataError`` if no client has an edge to train on."""
-    if not any(bool(client.graph.masks["train"].any()) for client in clients):
+def require_pairs(clients: Sequence[ClientGraph], config: RunConfig) -> None:
+    """Raise a ``DataError`` if no client has an edge or a link to train on."""
+    if config.predicts_links:
+        if not any(client.graph.y.numel() for client in clients):
+            most = max(client.num_edges for client in clients)
+            raise DataError(
+                "No graph has enough edges for link prediction: the largest has "
+                f"{most} undirected edges, but a graph needs at least {MIN_EDGES}, to "
+                "train, validate and test. Use fewer clients, another partition, or other "
+                "graphs."
+            )
+    elif not any(bool(client.graph.masks["train"].any()) for client in clients):
         raise DataError(
             "No client has a labelled edge for training. A graph needs at least "
             f"{MIN_EDGES} labelled edges to be split: add labels, use fewer clients, or "

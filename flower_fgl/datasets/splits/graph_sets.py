@@ -26,7 +26,7 @@ from flower_fgl.datasets.splits.split import (
     PUBLIC,
     SPLITS,
     draw_split,
-    parse_split,
+    shares_of,
 )
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH
 from flower_fgl.datasets.transforms.messages import (
@@ -91,8 +91,7 @@ def with_degrees(dataset: GraphDataset, largest: int) -> GraphDataset:
             "of one kind. Remove it; a kind needs no features."
         )
     x = degree_features(node_degrees(dataset), largest)
-    names = degree_names(largest)
-    return replace(dataset, x=x, feature_names=names)
+    return replace(dataset, x=x, feature_names=degree_names(largest))
 
 
 def cut_graph_clients(
@@ -287,12 +286,9 @@ def split_set(
 
     These are ``setting`` alone for the file's own split.
     """
-    dataset, rule, split = owned.dataset, split_rule(owned, config), config.split
+    dataset, rule = owned.dataset, split_rule(owned, config)
     known = dataset.y >= 0
-    if split == "default":
-        is_own = rule == "random" and bool(dataset.masks)
-        split = PUBLIC if is_own else SET_SPLIT
-    fractions = parse_split(split)
+    fractions = shares_of(config, SET_SPLIT, dataset.masks if rule == "random" else ())
     drawn: dict[str, Scalar] = {"setting": config.setting}
     if fractions is None:
         return _own_split(dataset.masks, known, dataset.name), tuple(drawn.items())

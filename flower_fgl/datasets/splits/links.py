@@ -30,7 +30,7 @@ from flower_fgl.core.schema import Schema
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import LINK_CLASSES, LINK_SPLIT, MIN_EDGES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, MessageEdges
-from flower_fgl.datasets.splits.split import SPLITS, edge_keys, keyed_split, parse_split
+from flower_fgl.datasets.splits.split import SPLITS, edge_keys, keyed_split, shares_of
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.normalize_features import select_columns
 from flower_fgl.nn.graph_union import select_rows
@@ -41,7 +41,6 @@ __all__ = [
     "degree_names",
     "link_client",
     "links_sha256",
-    "require_links",
     "shows_predicted",
 ]
 
@@ -121,7 +120,7 @@ def link_client(
     edges are the training edges, its items pairs of nodes. A graph with fewer than
     ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
     """
-    fractions = parse_split(LINK_SPLIT if config.split == "default" else config.split)
+    fractions = shares_of(config, LINK_SPLIT)
     if fractions is None:
         raise ConfigError(
             f'setting = "link" draws its own split: split = "{config.split}" is not '
@@ -305,14 +304,3 @@ def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
             digest.update(f"{tuple(tensor.shape)}".encode())
             digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def require_links(clients: Sequence[ClientGraph]) -> None:
-    """Raise a ``DataError`` with the largest number of edges if no client has enough."""
-    if not any(client.graph.y.numel() for client in clients):
-        most = max(client.num_edges for client in clients)
-        raise DataError(
-            f"No graph has enough edges for link prediction: the largest has {most} "
-            f"undirected edges, but a graph needs at least {MIN_EDGES}, to train, validate "
-            "and test. Use fewer clients, another partition, or other graphs."
-        )

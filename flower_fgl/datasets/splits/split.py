@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.client_graph import Graph
@@ -34,6 +35,7 @@ __all__ = [
     "keyed_split",
     "parse_split",
     "published_split",
+    "shares_of",
     "split_nodes",
     "strata",
 ]
@@ -83,6 +85,20 @@ def parse_split(text: str) -> SplitFractions | None:
             'above 0, as in "20/40/40".'
         )
     return SplitFractions(*shares)
+
+
+def shares_of(
+    config: RunConfig, default: str, masks: Collection[str] = ()
+) -> SplitFractions | None:
+    """Return the shares of a run's split, ``None`` for one that was published.
+
+    ``split = "default"`` is that of the ``masks``, if there are any, or ``default``; keyed
+    splits replace masks.
+    """
+    split = config.split
+    if split == "default":
+        split = PUBLIC if masks and config.split_by in ("auto", "random") else default
+    return parse_split(split)
 
 
 def strata(

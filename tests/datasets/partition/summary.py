@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.partition.label_skew import PartitionSummary, count_classes
+from flower_fgl.datasets.partition.assign import PartitionSummary, count_classes
 from flower_fgl.datasets.transforms.subgraph import owner_of_nodes
 
 IntArray = NDArray[np.int64]

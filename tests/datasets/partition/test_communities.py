@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.partition.communities import (
+from flower_fgl.datasets.partition.assign import (
     group_nodes,
     louvain_communities,
     merge_communities,

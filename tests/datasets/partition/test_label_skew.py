@@ -16,8 +16,7 @@ from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
-from flower_fgl.datasets.partition.communities import group_nodes
-from flower_fgl.datasets.partition.label_skew import (
+from flower_fgl.datasets.partition.assign import (
     cluster_by_labels,
     count_classes,
     deal_edges,
@@ -26,6 +25,7 @@ from flower_fgl.datasets.partition.label_skew import (
     deal_relations,
     dirichlet_parts,
     follow_neighbours,
+    group_nodes,
     share_out,
 )
 from flower_fgl.datasets.partition.partition import partition_nodes
@@ -177,7 +177,7 @@ def test_too_few_distinct_communities_are_an_error_with_both_numbers():
 
 
 def test_an_empty_cluster_is_repeated_with_the_next_seed(monkeypatch):
-    from flower_fgl.datasets.partition import label_skew
+    from flower_fgl.datasets.partition import assign
 
     seeds = []
 
@@ -185,7 +185,7 @@ def test_an_empty_cluster_is_repeated_with_the_next_seed(monkeypatch):
         seeds.append(seed)
         return np.array([0, 0, 0]) if len(seeds) < 3 else np.array([0, 1, 0])
 
-    monkeypatch.setattr(label_skew, "_kmeans", clusters)
+    monkeypatch.setattr(assign, "_kmeans", clusters)
     communities = [np.array([0, 1]), np.array([2, 3]), np.array([4, 5])]
     parts = cluster_by_labels(communities, np.array([0, 0, 1, 1, 0, 1]), 2, 2, seed=42)
     assert seeds == [42, 43, 44]
@@ -193,10 +193,10 @@ def test_an_empty_cluster_is_repeated_with_the_next_seed(monkeypatch):
 
 
 def test_permanently_empty_clusters_are_an_error(monkeypatch):
-    from flower_fgl.datasets.partition import label_skew
+    from flower_fgl.datasets.partition import assign
 
     monkeypatch.setattr(
-        label_skew, "_kmeans", lambda points, num_clusters, *, seed: np.zeros(2, int)
+        assign, "_kmeans", lambda points, num_clusters, *, seed: np.zeros(2, int)
     )
     with pytest.raises(DataError, match="for 100 seeds from 42 on"):
         cluster_by_labels(

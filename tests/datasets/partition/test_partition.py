@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.partition.communities import (
+from flower_fgl.datasets.partition.assign import (
     MAX_SIZE_DIFFERENCE,
     louvain_communities,
     merge_communities,

@@ -16,7 +16,7 @@ from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, EdgeTable, Graph
 from flower_fgl.datasets.splits.edges import (
     edge_client,
-    require_edges,
+    require_pairs,
     split_by_time,
     split_edges,
 )
@@ -228,7 +228,7 @@ def test_a_graph_with_three_labelled_edges_has_no_items() -> None:
         with pytest.raises(
             DataError, match=r"No client has a labelled edge.*at least 10"
         ):
-            require_edges([alone])
+            require_pairs([alone], config_of())
 
 
 def test_a_graph_without_classes_of_edges_is_refused() -> None:

@@ -13,13 +13,13 @@ from torch import Tensor
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.targets import LINK_CLASSES, Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.splits.edges import require_pairs
 from flower_fgl.datasets.splits.links import (
     degree_features,
     degree_names,
     follow_degrees,
     link_client,
     links_sha256,
-    require_links,
     split_links,
 )
 from flower_fgl.methods import parse_config
@@ -203,7 +203,7 @@ def test_a_graph_with_three_edges_is_refused() -> None:
     alone = link_client(client_of(three, 4), config_of())
     assert alone.graph.y.numel() == 0
     with pytest.raises(DataError, match="the largest has 3 undirected edges"):
-        require_links([alone])
+        require_pairs([alone], config_of())
 
 
 def test_ten_edges_give_one_for_validation_and_one_for_test() -> None:
