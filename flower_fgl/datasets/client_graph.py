@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -42,8 +42,32 @@ class _HasTarget:
         return self.target.width
 
 
+class _Edges:
+    """Edges as their owner lists them: each has a row of every tensor and mask."""
+
+    ends: ClassVar[str]
+    """Name of the tensor (2, M) of sources and targets."""
+
+    def select(self, chosen: Tensor) -> Self:
+        """Return the edges of a boolean mask of shape (M,), or of some numbers (m,)."""
+        held, fields = cast(Any, self), dict(vars(self))
+        ends, masks = fields.pop(self.ends), fields.get("masks", {})
+        rows: dict[str, Any] = {self.ends: ends[:, chosen]}
+        rows |= {k: v[chosen] for k, v in fields.items() if isinstance(v, Tensor)}
+        if masks:
+            rows["masks"] = {name: mask[chosen] for name, mask in masks.items()}
+        return cast(Self, replace(held, **rows))
+
+    def within(self, nodes: Tensor, num_nodes: int) -> Self:
+        """Return the edges of the subgraph induced on ``nodes``, numbered as there."""
+        ends = numbered_within(vars(self)[self.ends], nodes, num_nodes)
+        kept = (ends >= 0).all(dim=0)
+        held: Any = self.select(kept)
+        return cast(Self, replace(held, **{self.ends: ends[:, kept]}))
+
+
 @dataclass(frozen=True, eq=False)
-class EdgeTable(_HasTarget):
+class EdgeTable(_HasTarget, _Edges):
     """The edges of a graph with what is predicted of them, as their owner lists them.
 
     An edge has a direction here, and two nodes may have several edges. ``pairs`` (2, M),
@@ -53,6 +77,8 @@ class EdgeTable(_HasTarget):
     there may be none, with a ``feature_names``, or none. ``time`` (M,), float64, ascends.
     ``masks`` (M,), bool, are the owner's split (``train``, ``val``, ``test``), if any.
     """
+
+    ends = "pairs"
 
     pairs: Tensor
     y: Tensor
@@ -68,27 +94,9 @@ class EdgeTable(_HasTarget):
         """Number of edges M."""
         return int(self.y.numel())
 
-    def select(self, chosen: Tensor) -> EdgeTable:
-        """Return the edges of a boolean mask of shape (M,)."""
-        return replace(
-            self,
-            pairs=self.pairs[:, chosen],
-            y=self.y[chosen],
-            x=self.x[chosen],
-            time=None if self.time is None else self.time[chosen],
-            targets=None if self.targets is None else self.targets[chosen],
-            masks={name: mask[chosen] for name, mask in self.masks.items()},
-        )
-
-    def within(self, nodes: Tensor, num_nodes: int) -> EdgeTable:
-        """Return the edges of the subgraph induced on ``nodes``, numbered as there."""
-        pairs = numbered_within(self.pairs, nodes, num_nodes)
-        kept = (pairs >= 0).all(dim=0)
-        return replace(self.select(kept), pairs=pairs[:, kept])
-
 
 @dataclass(frozen=True, eq=False)
-class MessageEdges:
+class MessageEdges(_Edges):
     """Edges as their owner lists them, along which messages may pass.
 
     They have a direction and features. Two nodes may have several, and a node edges to
@@ -98,30 +106,17 @@ class MessageEdges:
     schema.
     """
 
+    ends = "index"
+
     index: Tensor
     x: Tensor
     feature_names: tuple[str, ...] = ()
     relation: Tensor | None = None
 
-    def select(self, chosen: Tensor) -> MessageEdges:
-        """Return the edges of a boolean mask of shape (M,), or of some numbers (m,)."""
-        return replace(
-            self,
-            index=self.index[:, chosen],
-            x=self.x[chosen],
-            relation=None if self.relation is None else self.relation[chosen],
-        )
-
     def in_order(self, columns: Sequence[int]) -> MessageEdges:
         """Return the edges with the columns of their features in another order."""
         names = self.feature_names and tuple(self.feature_names[i] for i in columns)
         return replace(self, x=self.x[:, columns], feature_names=names)
-
-    def within(self, nodes: Tensor, num_nodes: int) -> MessageEdges:
-        """Return the edges of the subgraph induced on ``nodes``, numbered as there."""
-        index = numbered_within(self.index, nodes, num_nodes)
-        kept = (index >= 0).all(dim=0)
-        return replace(self.select(kept), index=index[:, kept])
 
 
 def numbered_within(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> Tensor:

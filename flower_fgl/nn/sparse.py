@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
 __all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
-__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr"]
+__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr", "quiet_csr"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -109,13 +110,25 @@ def _pass_beta_warning() -> None:
     cannot act on that. A filter around each tensor would take ten times as long as the
     tensor.
     """
+    with quiet_csr():
+        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
+
+
+@contextlib.contextmanager
+def quiet_csr() -> Iterator[None]:
+    """Suppress torch's warnings about CSR tensors on which users cannot act.
+
+    The last one is given since torch 2.15 whenever ``torch.load`` checks a CSR tensor,
+    which the files of torch-geometric's and OGB's loaders hold.
+    """
     with warnings.catch_warnings():
         for start in (
-            "Sparse CSR tensor support is in beta",
+            "Sparse CSR tensor support",
             "Sparse invariant checks are implicitly disabled",
+            "Validating sparse tensor invariants because weights_only",
         ):
             warnings.filterwarnings("ignore", message=start)
-        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
+        yield
 
 
 class SparseOperator:

@@ -92,10 +92,12 @@ class Topology:
 
     def pattern(self) -> EdgePattern:
         """Return the positions (target, source) of all edges, sorted once."""
-        size = (self.num_nodes, self.num_nodes)
-        made: EdgePattern = computed_once(
-            self._kept, "pattern", lambda: EdgePattern(*self.edge_index.flip(0), size)
-        )
+
+        def compute() -> EdgePattern:
+            source, target = self.edge_index
+            return EdgePattern(target, source, (self.num_nodes, self.num_nodes))
+
+        made: EdgePattern = computed_once(self._kept, "pattern", compute)
         return made
 
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -27,10 +27,10 @@ from flower_fgl.datasets.sources.raw_readers import Raw, read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
-    quiet_csr,
     undirected_simple,
 )
 from flower_fgl.datasets.transforms.typed import NodeTable, TypedTarget, typed_dataset
+from flower_fgl.nn.sparse import quiet_csr
 
 __all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"]
 

@@ -1,8 +1,6 @@
 """Canonical form of graphs: undirected, simple, float32, sparse if mostly zero."""
 
-import contextlib
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.sparse import quiet_csr
+
 __all__ = [
     "SPARSE_BELOW",
     "SPARSE_WIDTH",
     "compact_features",
     "csr_tensor",
-    "quiet_csr",
     "scipy_csr",
     "sorted_distinct",
     "stack_rows",
@@ -64,23 +63,6 @@ def sorted_distinct(values: Ints) -> Ints:
     is_first = np.ones(len(ordered), dtype=np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
-
-
-@contextlib.contextmanager
-def quiet_csr() -> Iterator[None]:
-    """Suppress torch's warnings about CSR tensors on which users cannot act.
-
-    The last one is given since torch 2.15 whenever ``torch.load`` checks a CSR tensor,
-    which the files of torch-geometric's and OGB's loaders hold.
-    """
-    with warnings.catch_warnings():
-        for start in (
-            "Sparse CSR tensor support",
-            "Sparse invariant checks are implicitly disabled",
-            "Validating sparse tensor invariants because weights_only",
-        ):
-            warnings.filterwarnings("ignore", message=start)
-        yield
 
 
 def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:

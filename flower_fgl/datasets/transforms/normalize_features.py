@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,7 +233,7 @@ def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> Client
     of_edges = [column - width for column in order[width:]]
     for part, columns in (("statistics", of_nodes), ("edge_statistics", of_edges)):
         if found := getattr(scaling, part, None):
-            moved = {part: (found[0][columns], found[1][columns])}
+            moved: Any = {part: (found[0][columns], found[1][columns])}
             scaling = scaling and replace(scaling, **moved)
     client = client.changed(
         lambda g: replace(

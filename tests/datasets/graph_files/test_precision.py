@@ -16,7 +16,7 @@ from flower_fgl.datasets.graph_files import csv_rows
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.graph_files.validate import check_whole_numbers
 from flower_fgl.datasets.pyg_data import GivenNames, node_dataset
-from flower_fgl.datasets.transforms.canonical import quiet_csr
+from flower_fgl.nn.sparse import quiet_csr
 
 OPENED = [1_700_000_001, 1_600_000_000, 1_700_000_003]
 FAULT = "1700000001 .*and 1700000003 .*are one value as float32"

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from flower_fgl.datasets.transforms.canonical import quiet_csr
+from flower_fgl.nn.sparse import quiet_csr
 
 
 def test_torchs_notes_on_csr_tensors_do_not_reach_users() -> None:
