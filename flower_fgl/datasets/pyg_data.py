@@ -38,12 +38,10 @@ from flower_fgl.datasets.pyg_read import (
     EDGE_LABELS,
     check_columns,
     check_numbering,
-    name_classes,
     own_masks,
     read_edges,
     read_inputs,
-    read_labels,
-    read_several,
+    read_target,
     unread_of_plain,
 )
 from flower_fgl.datasets.pyg_typed import (
@@ -287,17 +285,7 @@ def _wanted(data: Any, name: str, given: GivenNames, size: int) -> TargetValues:
             check_target_names(given.classes, f"{name}: class_names")
             names = tuple(given.classes)
         return TargetValues(Target.classes(names), torch.full((size,), -1))
-    if given.target is not None:
-        found = read_several(data, name, given.target, size)
-    else:
-        y = read_labels(data, name)
-        found = TargetValues(Target.classes(name_classes(y, given.classes, name)), y)
-    if found.y.numel() != size:
-        raise DataError(
-            f"{name}: expected one class for each of the {size} nodes, got "
-            f"{found.y.numel()}."
-        )
-    return found
+    return read_target(data, name, given.target, given.classes, size)
 
 
 def _typed(data: Any, name: str, given: GivenNames) -> NodeDataset:
@@ -471,14 +459,13 @@ def _edges(
             f"{name}: expected one class for each edge of edge_index, as edge_label or "
             "edge_y; edge_label_index, which refers to other edges, is not supported."
         )
+    several = None  # names of columns are those of y
     if given.target is not None and given.target.has_numbers:
-        # names of columns are those of y
-        kind = Target(given.target.kind, ())
-        number = messages.index.shape[1]
-        target, y, targets = read_several(data, name, kind, number, held[0])
-    else:
-        y, targets = read_labels(data, name, held[0]), None
-        target = Target.classes(name_classes(y, given.edge_classes, name, "edge"))
+        several = Target(given.target.kind, ())
+    number, how = messages.index.shape[1], {"key": held[0], "item": "edge"}
+    target, y, targets = read_target(
+        data, name, several, given.edge_classes, number, **how
+    )
     time = data.get("edge_time")
     if time is not None and time.is_complex():
         raise DataError(f"{name}: edge_time must hold real numbers, got {time.dtype}.")
@@ -543,24 +530,19 @@ def graph_dataset(
     _check_alike(items, name, kind)
     union, batch = read_union(graphs, name)
     joint = Batch.from_data_list(items)
-    if kind == CLASSES:
-        y = read_labels(joint, name)
-        if y.numel() != len(graphs):
-            raise DataError(
-                f"{name}: expected one class for each of the {len(graphs)} graphs, got "
-                f"{y.numel()}."
-            )
-        values = TargetValues(Target.classes(name_classes(y, None, name)), y)
-        check_numbering(y, name, "graph")
-    else:
+    several = None if kind == CLASSES else Target(kind, ())
+    if several is not None:
         for key in ("y", "y_mask"):
             if joint.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
                 joint[key] = joint[key].reshape(len(graphs), -1)
         for key in ("target_names", "target_units", "label_names"):
             if items[0].get(key) is not None:
                 joint[key] = items[0][key]
-        values = read_several(joint, name, Target(kind, ()), len(graphs))
-    target, y, targets = values
+    target, y, targets = read_target(
+        joint, name, several, None, len(graphs), item="graph"
+    )
+    if several is None:
+        check_numbering(y, name, "graph")
     _warn_of_unread(graphs, [replace(union, targets=targets)] * len(graphs), name)
     if union.schema is None and union.messages is not None:
         messages = _if_described(union.messages, union.edge_index)

@@ -37,8 +37,7 @@ __all__ = [
     "read_features",
     "read_index",
     "read_inputs",
-    "read_labels",
-    "read_several",
+    "read_target",
     "unread_of_plain",
 ]
 
@@ -177,6 +176,29 @@ def held_kind(graphs: Any, *, of_edges: bool) -> TargetKind:
                 if is_real and bool(y.nan_to_num().frac().any()):
                     return NUMBERS
     return CLASSES
+
+
+def read_target(
+    data: Any,
+    name: str,
+    given: Target | None,
+    names: Sequence[str] | None,
+    num_items: int,
+    *,
+    key: str = "y",
+    item: str = "node",
+) -> TargetValues:
+    """Return what is predicted of each item: ``given`` values, or classes."""
+    if given is not None:
+        return read_several(data, name, given, num_items, key)
+    y = read_labels(data, name, key)
+    if item != "edge" and y.numel() != num_items:  # edges are validated with others
+        raise DataError(
+            f"{name}: expected one class for each of the {num_items} {item}s, got "
+            f"{y.numel()}."
+        )
+    of = "edge" if item == "edge" else "node"
+    return TargetValues(Target.classes(name_classes(y, names, name, of)), y)
 
 
 def read_several(

@@ -38,15 +38,47 @@ def suspect_data(graph: ClientGraph, held: Collection[int] = ()) -> list[str]:
     They name columns and values: they never leave the owner's machine. ``held`` are the
     classes that have an item at any client, if that is known here.
     """
+    # runs refuse to standardize sparse features, row sums, and sums over other clients
+    can_run = can_standardize(graph.graph.x) and graph.outside is None
+    can_run = can_run and graph.scale != "rows"
+    or_run = ', or run with feature-norm = "columns"' if can_run else ""
     notes = (
-        _missing_markers(graph),
-        _empty_classes(graph, held),
-        _unscaled_columns(graph),
-        _coarse_columns(graph),
-        _columns_like_labels(graph),
-        _columns_like_a_split(graph),
+        (
+            _missing_markers(graph),
+            "A number that seems to mean unknown: {}. It is read as a value. Fill in e.g. "
+            "the mean of the column, and add a column of 0 and 1 that says where the value "
+            "was unknown.",
+        ),
+        (
+            _empty_classes(graph, held),
+            "{} classes have no item in this graph. If other owners do not have them "
+            "either, number the classes without gaps.",
+        ),
+        (
+            _unscaled_columns(graph),
+            "Not scaled: {}. Columns with large values outweigh the others, and training "
+            f"converges slowly. Scale them in the same way at all owners{or_run}.",
+        ),
+        (
+            _coarse_columns(graph),
+            "Large numbers that are close together: {}. As float32, many of them are one "
+            "value. Subtract the same offset at all owners from the original numbers (from "
+            "times e.g. the first one).",
+        ),
+        (
+            _columns_like_labels(graph),
+            "Columns that determine the label by themselves: {}; the classes that they "
+            "tell from the others are in parentheses. Leave out a column that is a copy of "
+            "the label, was made from it, or is known only after it: all scores would be "
+            "too high.",
+        ),
+        (
+            _columns_like_a_split(graph),
+            "Features with the name of a split: {}. If they hold the split, leave them "
+            "out, and store it as train_mask, val_mask and test_mask.",
+        ),
     )
-    return [note for note in notes if note]
+    return [text.format(first_of(found)) for found, text in notes if found]
 
 
 class _Columns(NamedTuple):
@@ -79,8 +111,8 @@ def _all_columns(graph: ClientGraph) -> list[_Columns]:
     ]
 
 
-def _missing_markers(graph: ClientGraph) -> str:
-    """Return a note that lists columns in which a number seems to mean "unknown"."""
+def _missing_markers(graph: ClientGraph) -> list[str]:
+    """Return the columns in which a number seems to mean "unknown"."""
     found = []
     for items, x, statistics, names in _all_columns(graph):
         if x.layout != torch.strided or not len(x):
@@ -95,13 +127,7 @@ def _missing_markers(graph: ClientGraph) -> str:
                 if _stands_apart(marker, others):
                     number = len(column) - len(others)
                     found.append(f"{names[i]} ({marker} at {number:,} {items})")
-    if not found:
-        return ""
-    return (
-        f"A number that seems to mean unknown: {first_of(found)}. It is read as a value. "
-        "Fill in e.g. the mean of the column, and add a column of 0 and 1 that says where "
-        "the value was unknown."
-    )
+    return found
 
 
 def _near(values: Tensor, marker: int) -> Tensor:
@@ -119,22 +145,18 @@ def _stands_apart(marker: int, others: Tensor) -> bool:
     return low > marker / 10
 
 
-def _empty_classes(graph: ClientGraph, held: Collection[int]) -> str:
-    """Return a note if most classes have no item here, nor at another client."""
+def _empty_classes(graph: ClientGraph, held: Collection[int]) -> list[str]:
+    """Return how many classes have no item here, nor at another client, if most have."""
     y = graph.graph.y
     used = {*held, *torch.unique(y[y >= 0]).tolist()}
     is_dense = graph.target.width <= MOST_EMPTY * len(used)
     if graph.graph.targets is not None or not used or is_dense:
-        return ""
-    empty = graph.target.width - len(used)
-    return (
-        f"{empty:,} of {graph.target.width:,} classes have no item in this graph. If other "
-        "owners do not have them either, number the classes without gaps."
-    )
+        return []
+    return [f"{graph.target.width - len(used):,} of {graph.target.width:,}"]
 
 
-def _unscaled_columns(graph: ClientGraph) -> str:
-    """Return a note that lists feature columns with large values, unless standardized."""
+def _unscaled_columns(graph: ClientGraph) -> list[str]:
+    """Return the feature columns with large values, largest first, unless standardized."""
     found = []
     for _, x, statistics, names in _all_columns(graph):
         low, high = _column_ranges(x)
@@ -143,21 +165,11 @@ def _unscaled_columns(graph: ClientGraph) -> str:
             for i in (largest > LARGE_VALUE).nonzero().flatten().tolist():
                 text = f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
                 found.append((float(largest[i]), text))
-    if not found:
-        return ""
-    found.sort(key=lambda entry: -entry[0])
-    # runs refuse to standardize sparse features, row sums, and sums over other clients
-    can_run = can_standardize(graph.graph.x) and graph.outside is None
-    or_run = ', or run with feature-norm = "columns"'
-    return (
-        f"Not scaled: {first_of([text for _, text in found])}. Columns with large values "
-        "outweigh the others, and training converges slowly. Scale them in the same way "
-        f"at all owners{or_run if can_run and graph.scale != 'rows' else ''}."
-    )
+    return [text for _, text in sorted(found, key=lambda entry: -entry[0])]
 
 
-def _coarse_columns(graph: ClientGraph) -> str:
-    """Return a note that lists columns of large numbers that float32 hardly tells apart."""
+def _coarse_columns(graph: ClientGraph) -> list[str]:
+    """Return the columns of large numbers that float32 hardly tells apart."""
     found = []
     for _, x, statistics, names in _all_columns(graph):
         mean, std = statistics or (torch.tensor(0.0), torch.tensor(1.0))
@@ -167,44 +179,22 @@ def _coarse_columns(graph: ClientGraph) -> str:
         is_coarse = (size > EXACT) & (low < high) & (steps < FEW_STEPS)
         for i in is_coarse.nonzero().flatten().tolist():
             found.append(f"{names[i]} ({float(low[i]):.10g} to {float(high[i]):.10g})")
-    if not found:
-        return ""
-    return (
-        f"Large numbers that are close together: {first_of(found)}. As float32, many of "
-        "them are one value. Subtract the same offset at all owners from the original "
-        "numbers (from times e.g. the first one)."
-    )
+    return found
 
 
-def _columns_like_labels(graph: ClientGraph) -> str:
-    """Return a note that lists feature columns that determine the label."""
-    found = label_columns(graph)
-    if not found:
-        return ""
+def _columns_like_labels(graph: ClientGraph) -> list[str]:
+    """Return the feature columns that determine the label, and its classes."""
     names = _all_columns(graph)[0 if graph.graph.pair_x is None else -1].names
-    listed = []
-    for column, classes in found.items():
-        of = first_of([graph.target.names[c] for c in classes])
-        listed.append(f"{names[column]} ({of})")
-    return (
-        f"Columns that determine the label by themselves: {first_of(listed)}; the classes "
-        "that they tell from the others are in parentheses. Leave out a column that is a "
-        "copy of the label, was made from it, or is known only after it: all scores would "
-        "be too high."
-    )
+    return [
+        f"{names[column]} ({first_of([graph.target.names[c] for c in classes])})"
+        for column, classes in label_columns(graph).items()
+    ]
 
 
-def _columns_like_a_split(graph: ClientGraph) -> str:
-    """Return a note that lists feature columns with names of a split."""
+def _columns_like_a_split(graph: ClientGraph) -> list[str]:
+    """Return the feature columns with names of a split."""
     parts, whole = split_names(graph.feature_names)
-    found = [*(name for names in parts.values() for name in names), *whole]
-    if not found:
-        return ""
-    return (
-        f"Features with the name of a split: {first_of(found)}. If they "
-        "hold the split, leave them out, and store it as train_mask, val_mask and "
-        "test_mask."
-    )
+    return [*(name for names in parts.values() for name in names), *whole]
 
 
 def _column_ranges(x: Tensor) -> tuple[Tensor, Tensor]:
