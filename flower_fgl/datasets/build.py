@@ -184,7 +184,11 @@ def build_clients(
     """
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):
-        dataset, config = _keyed(dataset, config)
+        owned, dataset = dataset, dataset.dataset
+        if split_rule(owned, config) != "random":  # all clients split alike
+            masks, _ = split_set(owned, config)
+            dataset = replace(dataset, masks=masks)
+            config = replace(config, split="public", split_by="auto")
     shared: list[IntArray] | None = None
     if isinstance(dataset, NodeDataset) and config.partition in EDGE_RULES:
         if config.needs_cross_edges:
@@ -219,15 +223,6 @@ def build_clients(
     is_dense = can_standardize(dataset.x)
     clients = [scale_raw(client, config, is_dense=is_dense) for client in clients]
     return clients, sha256, edges
-
-
-def _keyed(owned: OwnedSet, config: RunConfig) -> tuple[GraphDataset, RunConfig]:
-    """Split a file's whole set by identifiers, unless each client splits its own part."""
-    if split_rule(owned, config) == "random":
-        return owned.dataset, config
-    masks, _ = split_set(owned, config)
-    keyed = replace(config, split="public", split_by="auto")
-    return replace(owned.dataset, masks=masks), keyed
 
 
 def _build_graphs(
@@ -323,22 +318,14 @@ def _build_sharing(
 
 
 def _global_split(dataset: NodeDataset, config: RunConfig) -> Mapping[str, Tensor]:
-    """Split all nodes once, so that one that several clients hold has one role.
-
-    A published split without validation nodes gives up a fifth of its training nodes for
-    validation, at random.
-    """
+    """Split all nodes once, so that one that several clients hold has one role."""
+    masks = _with_validation(dataset.masks, config.partition_seed)
     everyone = [np.arange(dataset.num_nodes)]
-    (split,) = _split_clients(
-        replace(dataset, masks=_with_validation(dataset.masks, config.partition_seed)),
-        everyone,
-        config,
-    )
-    return split
+    return _split_clients(replace(dataset, masks=masks), everyone, config)[0]
 
 
 def _with_validation(masks: Mapping[str, Tensor], seed: int) -> Mapping[str, Tensor]:
-    """Return a published split with validation nodes."""
+    """Return a published split; a fifth of training is for validation if it has none."""
     if "train" not in masks or ("val" in masks and bool(masks["val"].any())):
         return masks
     train = masks["train"].nonzero().flatten().numpy()

@@ -69,9 +69,6 @@ class TypeNames:
     relation: str = ""
 
 
-NO_TYPES = TypeNames()
-
-
 @dataclass(frozen=True, eq=False)
 class TypedParts:
     """Tables of a typed graph, and where its labels are.
@@ -125,23 +122,21 @@ def read_typed(
     return _read_numbered(data, name, names, features, has_labels=has_labels)
 
 
-def read_typed_set(
-    graphs: Sequence[Any], name: str, names: TypeNames = NO_TYPES
-) -> tuple[NodeDataset, Tensor]:
+def read_typed_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
     """Return the disjoint union of typed graphs, and the graph of each node (N,).
 
     They are all ``HeteroData`` or all ``Data``. A graph may lack kinds and relations of
     others.
     """
     if not is_hetero(graphs[0]):
-        return _read_numbered_set(graphs, name, names)
+        return _read_numbered_set(graphs, name)
     parts: dict[str, list[NodeTable]] = {}
     graph_of: dict[str, list[Tensor]] = {}
     edges: dict[Triple, list[Tensor]] = {}
     size: dict[str, int] = {}
     for number, graph in enumerate(graphs):
         where = f"graph {number} of {name}"
-        found = _read_hetero(graph, where, names, (), has_labels=False)
+        found = _read_hetero(graph, where, TypeNames(), (), has_labels=False)
         first = dict(size)
         for kind, table in found.tables.items():
             size[kind] = size.get(kind, 0) + len(table.x)
@@ -166,9 +161,7 @@ def read_typed_set(
     )
 
 
-def _read_numbered_set(
-    graphs: Sequence[Any], name: str, names: TypeNames
-) -> tuple[NodeDataset, Tensor]:
+def _read_numbered_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
     """Return the union of ``Data`` with kinds; names are attributes of the first."""
     from torch_geometric.data import Batch
 
@@ -182,7 +175,7 @@ def _read_numbered_set(
             )
         if held[0] is not None:
             union[key] = held[0]
-    found = _read_numbered(union, name, names, (), has_labels=False)
+    found = _read_numbered(union, name, TypeNames(), (), has_labels=False)
     batch, sizes = union.batch[found.numbers], [len(t.x) for t in found.tables.values()]
     graph_of = dict(zip(found.tables, batch.split(sizes), strict=True))
     return typed_union(name, found.tables, found.relations, graph_of)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -139,6 +138,7 @@ class Relations:
     index: Tensor
     relation: Tensor
     mask: Tensor | None = None
+    groups: dict[bool, RelationPairs] = field(default_factory=dict, init=False)
 
     def to(self, device: torch.device) -> Relations:
         """Return the same edges on a device."""
@@ -149,12 +149,12 @@ class Relations:
     @property
     def num_pairs(self) -> int:
         """Number of pairs of a relation and a node that it reaches, in the larger way."""
-        return max(len(self._forward.count), len(self._backward.count))
+        return max(len(self._grouped(is_back).count) for is_back in (False, True))
 
     @property
     def held(self) -> tuple[int, ...]:
         """Relations that have edges."""
-        return tuple(r for r, size in enumerate(self._forward.sizes) if size)
+        return tuple(r for r, size in enumerate(self._grouped().sizes) if size)
 
     def rows_of(self, per_kind: Tensor) -> Tensor:
         """Return the vector of each node's kind, (N, p), from those of all kinds (A, p)."""
@@ -165,19 +165,18 @@ class Relations:
         if self.mask is not None:
             index = self.index.flip(0) if is_back else self.index
             return RelationPairs.of(index, self.relation, num_relations, self.mask)
-        found = self._backward if is_back else self._forward
+        found = self._grouped(is_back)
         missing = num_relations - len(found.sizes)
         return replace(found, sizes=found.sizes + (0,) * missing) if missing else found
 
-    @cached_property
-    def _forward(self) -> RelationPairs:
-        with torch.inference_mode(False), torch.no_grad():  # training reads it, too
-            return RelationPairs.of(self.index, self.relation, 0)
+    def _grouped(self, is_back: bool = False) -> RelationPairs:
+        """Return the grouped edges of the relations that have some, computed once."""
 
-    @cached_property
-    def _backward(self) -> RelationPairs:
-        with torch.inference_mode(False), torch.no_grad():
-            return RelationPairs.of(self.index.flip(0), self.relation, 0)
+        def compute() -> RelationPairs:
+            index = self.index.flip(0) if is_back else self.index
+            return RelationPairs.of(index, self.relation, 0)
+
+        return computed_once(self.groups, is_back, compute)
 
 
 class StackedRelations(Relations):
@@ -209,14 +208,12 @@ class StackedRelations(Relations):
 
     def pairs(self, num_relations: int, *, is_back: bool = False) -> RelationPairs:
         """Return the grouped edges, computed once."""
-        key = num_relations, is_back
-        if key not in self.found:
-            with torch.inference_mode(False), torch.no_grad():
-                parts = [
-                    one.pairs(num_relations, is_back=is_back) for one in self.parts
-                ]
-                self.found[key] = RelationPairs.stacked(parts, self.num_rows)
-        return self.found[key]
+
+        def compute() -> RelationPairs:
+            parts = [one.pairs(num_relations, is_back=is_back) for one in self.parts]
+            return RelationPairs.stacked(parts, self.num_rows)
+
+        return computed_once(self.found, (num_relations, is_back), compute)
 
 
 def relation_means(h: Tensor, pairs: RelationPairs) -> Tensor:

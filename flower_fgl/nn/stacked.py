@@ -484,11 +484,8 @@ def split_state(
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-class _EachOperator:
+class _EachOperator(BlockOperator):
     """One operator (n, n) on the representations (K, n, p) of K models."""
-
-    def __init__(self, operator: Operator) -> None:
-        self._operator = operator
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply each (n, p) from the left, and add a bias (K, p) to the rows."""
