@@ -23,7 +23,6 @@ from flower_fgl.datasets.splits.split import (
     SplitFractions,
     draw_few_shot,
     draw_split,
-    parse_split,
     shares_of,
 )
 from flower_fgl.datasets.transforms.messages import (
@@ -134,11 +133,12 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         masks = _split_owned(owned, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
-    is_drawn = _given_split(config) is not None
+    own = _own_masks(owned, config)
+    shares = shares_of(config, _default_split(config), own)
     client = replace(
         owned.client_graph(0, masks),
-        drawn_from=_drawn_from(owned, config),
-        replaces_split=is_drawn and bool(_own_masks(owned, config)),
+        drawn_from=_drawn_from(shares, config),
+        replaces_split=shares is not None and bool(own),
     )
     if client.evaluation:
         client = finish_messages(client, config)
@@ -168,13 +168,6 @@ def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]
     return owned.dataset.masks
 
 
-def _given_split(config: RunConfig) -> SplitFractions | None:
-    """Return the shares that a run sets, ``None`` for ``default`` and ``public``."""
-    if config.split != "default":
-        return parse_split(config.split)
-    return parse_split(_default_split(config)) if config.split_by == "id" else None
-
-
 def _default_split(config: RunConfig) -> str:
     """Return the shares of an owner's graph without a split."""
     if config.predicts_links:
@@ -183,15 +176,14 @@ def _default_split(config: RunConfig) -> str:
 
 
 def _drawn_from(
-    owned: LocalGraphFile, config: RunConfig
+    shares: SplitFractions | None, config: RunConfig
 ) -> tuple[tuple[str, Scalar], ...]:
     """Return the settings that determine what training sees.
 
     With the file's own split that is ``setting`` alone: it hides nodes and their edges.
     """
-    given = _given_split(config)
     used: dict[str, Scalar] = {"setting": config.setting}
-    if given is None and _own_masks(owned, config):
+    if shares is None:
         return tuple(used.items())
     if config.split_by == "id":
         used["split-by"] = config.split_by
@@ -200,7 +192,6 @@ def _drawn_from(
     elif config.classifies_edges and config.time_cuts:
         used["time-cuts"] = config.time_cuts.replace(" ", "")
     else:
-        shares = given or parse_split(_default_split(config)) or ()
         used["split"] = "/".join(f"{float(100 * share):g}" for share in shares)
     used["partition-seed"] = config.partition_seed
     return tuple(used.items())
@@ -215,27 +206,30 @@ def _check_evaluation_graphs(owned: LocalGraphFile, config: RunConfig) -> None:
         )
     # "transductive" and "few-shot" accept all of them, as additional metric columns.
     held = {name for graph in owned.evaluation for name in graph.masks}
-    export = (
-        "Use a file that was exported in that setting (flower-fgl export), or set "
-        'setting = "transductive".'
-    )
-    if config.has_unseen and "unseen" not in held:
-        raise DataError(
-            f'setting = "{config.setting}" evaluates nodes outside the client\'s graph, '
-            f"which this file does not contain. {export}"
-        )
     exported = "closed-set" if "new_client" in held else "open-set"
-    if config.has_unseen and exported != config.setting:
-        raise DataError(
-            f'setting = "{config.setting}", but the evaluation graphs in this file were '
-            f'exported with setting = "{exported}". {export}'
-        )
-    if config.setting == "inductive" and held and not held & {"val", "test"}:
-        raise DataError(
-            'setting = "inductive" hides validation and test nodes from training, but '
-            "this file contains evaluation graphs of another setting, with the masks "
-            f"{', '.join(sorted(held))}. {export}"
-        )
+    for is_wrong, what in (
+        (
+            config.has_unseen and "unseen" not in held,
+            " evaluates nodes outside the client's graph, which this file does not "
+            "contain.",
+        ),
+        (
+            config.has_unseen and exported != config.setting,
+            ", but the evaluation graphs in this file were exported with setting = "
+            f'"{exported}".',
+        ),
+        (
+            config.setting == "inductive" and held and not held & {"val", "test"},
+            " hides validation and test nodes from training, but this file contains "
+            "evaluation graphs of another setting, with the masks "
+            f"{', '.join(sorted(held))}.",
+        ),
+    ):
+        if is_wrong:
+            raise DataError(
+                f'setting = "{config.setting}"{what} Use a file that was exported in that '
+                'setting (flower-fgl export), or set setting = "transductive".'
+            )
 
 
 def _check_shots(dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int) -> None:
