@@ -17,7 +17,6 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets import store
-from flower_fgl.datasets.client_file import pack_client, unpack_client
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.methods import parse_config
@@ -67,8 +66,8 @@ def test_sparse_features_stay_sparse(own_cache: Path) -> None:
     }
     graph = Graph(x, torch.empty(2, 0, dtype=torch.int64), torch.zeros(6).long(), masks)
     client = ClientGraph(0, graph, Target.classes(("a",)), torch.arange(6))
-    tensors = load(pack_client(client))
-    assert_same(unpack_client(tensors, 0, client.target), client)
+    tensors = load(store.pack_client(client))
+    assert_same(store.unpack_client(tensors, 0, client.target), client)
 
 
 def test_a_store_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
