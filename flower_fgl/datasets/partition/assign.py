@@ -202,12 +202,8 @@ def count_classes(
     parts: Sequence[IntArray], labels: IntArray, num_classes: int
 ) -> IntArray:
     """Count the members of known class in each part: (parts, C)."""
-    members = np.concatenate([np.empty(0, np.int64), *parts])
-    part = np.repeat(np.arange(len(parts)), [len(nodes) for nodes in parts])
-    label = labels[members]
-    cell = (part * num_classes + label)[label >= 0]
-    counts = np.bincount(cell, minlength=len(parts) * num_classes)
-    return counts.reshape(len(parts), num_classes)
+    held = (labels[nodes] for nodes in parts)
+    return np.stack([np.bincount(y[y >= 0], minlength=num_classes) for y in held])
 
 
 def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray]:

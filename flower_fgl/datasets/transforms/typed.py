@@ -213,13 +213,7 @@ def _joint_features(parts: Sequence[Tensor]) -> Tensor:
             for x in parts
         ]
         return csr_tensor(scipy.sparse.block_diag(blocks, format="csr"))
-    out = torch.zeros(rows, width)
-    row = column = 0
-    for x in parts:
-        block = x.to_dense() if x.layout == torch.sparse_csr else x
-        out[row : row + len(x), column : column + x.shape[1]] = block
-        row, column = row + len(x), column + x.shape[1]
-    return out
+    return torch.block_diag(*(x.to_dense() for x in parts))
 
 
 def move_columns(x: Tensor, places: Sequence[int], width: int) -> Tensor:
