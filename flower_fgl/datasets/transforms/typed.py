@@ -213,7 +213,9 @@ def _joint_features(parts: Sequence[Tensor]) -> Tensor:
             for x in parts
         ]
         return csr_tensor(scipy.sparse.block_diag(blocks, format="csr"))
-    return torch.block_diag(*(x.to_dense() for x in parts))
+    dense = [x.to_dense() for x in parts]
+    joint: Tensor = torch.block_diag(*dense)  # type: ignore[no-untyped-call]
+    return joint
 
 
 def move_columns(x: Tensor, places: Sequence[int], width: int) -> Tensor:
