@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedgen import divergence_terms
+
 __all__ = ["FeatureGenerator", "disagreement", "ensemble_logits", "nearest_neighbors"]
 __all__ += ["student_loss"]
 
@@ -90,26 +92,15 @@ def ensemble_logits(logits: Tensor, weights: Tensor) -> Tensor:
     return torch.einsum("k,kbc->bc", weights, logits)
 
 
-def disagreement(
-    ensemble: Tensor, student: Tensor, *, tau: float = 1.0, masks: bool = True
-) -> Tensor:
-    """Compute the mean KL(D(x) ‖ f_S(x)) of nodes on which both predict another class.
+def disagreement(ensemble: Tensor, student: Tensor) -> Tensor:
+    """Compute KL(D(x) ‖ f_S(x)) of nodes on which both predict another class.
 
-    The arguments are logits (b, C). ``tau`` is the temperature of both softmaxes, and
-    the value is multiplied by τ². Unless it ``masks`` them, nodes with equal
-    predictions count too; the mean is over all b nodes.
+    The arguments are logits (b, C); the mean is over all b nodes.
     """
-    divergence = F.kl_div(
-        (student / tau).log_softmax(dim=1),
-        (ensemble / tau).log_softmax(dim=1),
-        reduction="none",
-        log_target=True,
-    ).sum(dim=1)
-    if masks:
-        divergence = divergence * (ensemble.argmax(dim=1) != student.argmax(dim=1))
-    return tau**2 * divergence.mean()
+    divergence = divergence_terms(student, ensemble).sum(dim=1)
+    return (divergence * (ensemble.argmax(dim=1) != student.argmax(dim=1))).mean()
 
 
 def student_loss(student: Tensor, ensemble: Tensor, tau: float) -> Tensor:
     """Compute τ²·KL(softmax(D/τ) ‖ softmax(f_S/τ)) of logits (b, C), mean over nodes."""
-    return disagreement(ensemble, student, tau=tau, masks=False)
+    return tau**2 * divergence_terms(student, ensemble, tau=tau).sum(dim=1).mean()

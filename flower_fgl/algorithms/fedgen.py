@@ -97,18 +97,18 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
 def divergence_terms(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
     """Compute the terms (b, C) of KL(softmax(teacher/τ) ‖ softmax(student/τ)), Hinton 2015.
 
-    Of logits (b, C), of the student with gradient. Not scaled by τ²; zero for one column.
+    Of logits (b, C). Not scaled by τ²; zero for one column.
     In FedGen the student's are predictions for real nodes, the teacher's those of the head
     for generated embeddings of the same classes.
     """
     return F.kl_div(
         (student / tau).log_softmax(dim=1),
-        (teacher.detach() / tau).log_softmax(dim=1),
+        (teacher / tau).log_softmax(dim=1),
         reduction="none",
         log_target=True,
     )
 
 
 def mean_divergence(student: Tensor, teacher: Tensor, *, tau: float = 1.0) -> Tensor:
-    """Compute the mean over the rows of the sums of :func:`divergence_terms`."""
-    return divergence_terms(student, teacher, tau=tau).sum() / len(student)
+    """Average the rows' sums of :func:`divergence_terms`; the teacher is a constant."""
+    return divergence_terms(student, teacher.detach(), tau=tau).sum() / len(student)

@@ -25,8 +25,8 @@ from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = ["PROTOTYPES", "FedNHNet", "SphereHead", "build_network", "move_prototypes"]
-__all__ += ["separate", "unit_class_means"]
+__all__ = ["PROTOTYPES", "FedNHNet", "SphereHead", "move_prototypes", "separate"]
+__all__ += ["unit_class_means"]
 
 PROTOTYPES = "classifier.weight"
 """Name of W in the state of the network; clients do not upload it."""
@@ -102,14 +102,22 @@ class SphereHead(nn.Module):
 
 
 class FedNHNet(Backbone):
-    """A backbone's layers as encoder, and a :class:`SphereHead`."""
+    """A backbone's layers as encoder, and a :class:`SphereHead`.
 
-    def __init__(self, encoder: Backbone, head: SphereHead) -> None:
+    Torch's global generator draws weights and prototypes.
+    """
+
+    def __init__(self, settings: FedNHSettings, **sizes: Unpack[NetworkSizes]) -> None:
         nn.Module.__init__(self)
+        encoder = sized_backbone(sizes, num_outputs=1, has_linear_head=True)
+        encoder.classifier = nn.Identity()
         self.encoder: Backbone = encoder
-        self.classifier: SphereHead = head
-        self.hidden_channels = encoder.hidden_channels
+        self.hidden_channels = width = encoder.hidden_channels
         self.dropout, self.readout = encoder.dropout, False
+        prototypes = separate(torch.randn(sizes["num_outputs"], width))
+        self.classifier: SphereHead = SphereHead(
+            prototypes, settings.scale, is_trained=settings.train_scale
+        )
 
     @property
     def reach(self) -> int | None:
@@ -119,16 +127,3 @@ class FedNHNet(Backbone):
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the representation of each node, without a last activation: (N, p)."""
         return self.encoder.represent(graph)
-
-
-def build_network(
-    method_config: FedNHSettings, **sizes: Unpack[NetworkSizes]
-) -> FedNHNet:
-    """Build FedNH's network of the given sizes; torch's global generator draws weights."""
-    encoder = sized_backbone(sizes, num_outputs=1, has_linear_head=True)
-    encoder.classifier = nn.Identity()
-    prototypes = separate(torch.randn(sizes["num_outputs"], encoder.hidden_channels))
-    head = SphereHead(
-        prototypes, method_config.scale, is_trained=method_config.train_scale
-    )
-    return FedNHNet(encoder, head)

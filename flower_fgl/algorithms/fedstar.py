@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.own_network import NetworkSizes
+from flower_fgl.algorithms.own_network import NetworkSizes, backbone_sizes
 from flower_fgl.methods.fedstar import FedStarSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn import layers as conv
 from flower_fgl.nn.backbone import Parts
 from flower_fgl.nn.layers import GCNConv, GINConv
 
-__all__ = ["STRUCTURE", "FedStarNet", "build_network", "degree_encoding"]
-__all__ += ["return_probabilities", "structure_encoding"]
+__all__ = ["STRUCTURE", "FedStarNet", "degree_encoding", "return_probabilities"]
+__all__ += ["structure_encoding"]
 
 STRUCTURE = "encoder.structure."
 """Prefix of the shared tensors: the encoder of the structure."""
@@ -84,8 +84,7 @@ def structure_encoding(graph: GraphInput, walks: int, degrees: int) -> Tensor:
 class FedStarNet(Backbone):
     """A GIN of the features that also reads, in each layer, a GCN of the structure.
 
-    ``walks`` and ``degrees`` are k_1 and k_2; other sizes: see
-    :class:`~flower_fgl.nn.Backbone`. ``num_layers`` counts the layers of each channel.
+    ``num_layers`` counts the layers of each channel.
 
     Notes
     -----
@@ -97,39 +96,37 @@ class FedStarNet(Backbone):
     min_layers = 1
     pooling = "sum"
 
-    def __init__(self, *, walks: int, degrees: int, **sizes: Any) -> None:
-        self.walks, self.degrees = walks, degrees
-        super().__init__(**sizes)
+    def __init__(
+        self,
+        settings: FedStarSettings,
+        *,
+        readout: bool | str = False,
+        **sizes: Unpack[NetworkSizes],
+    ) -> None:
+        self.walks, self.degrees = settings.walks, settings.degrees
+        super().__init__(readout=readout, **backbone_sizes(sizes))
 
     def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct both channels and the classifier."""
         width = self.hidden_channels
-        structure = nn.ModuleDict(
-            {
-                "input": nn.Linear(self.walks + self.degrees, width),
-                "layers": nn.ModuleList(
-                    GCNConv(width, width) for _ in range(num_layers)
-                ),
-            }
-        )
-        encoder = nn.ModuleDict(
-            {
-                "input": nn.Linear(in_channels, width),
-                "layers": nn.ModuleList(self._gin() for _ in range(num_layers)),
-                "joint": nn.Linear(2 * width, width),
-                "structure": structure,
-            }
-        )
-        head = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, num_outputs)])
-        return encoder, head
 
-    def _gin(self) -> Any:
-        """Construct a layer of the features, whose ε is 0."""
-        width = self.hidden_channels
-        mlp = nn.Sequential(
-            nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)
-        )
-        return GINConv(mlp)
+        def gin() -> Any:
+            wide, narrow = nn.Linear(2 * width, width), nn.Linear(width, width)
+            return GINConv(nn.Sequential(wide, nn.ReLU(), narrow))
+
+        depth = range(num_layers)
+        structure = {
+            "input": nn.Linear(self.walks + self.degrees, width),
+            "layers": nn.ModuleList(GCNConv(width, width) for _ in depth),
+        }
+        encoder = {
+            "input": nn.Linear(in_channels, width),
+            "layers": nn.ModuleList(gin() for _ in depth),
+            "joint": nn.Linear(2 * width, width),
+            "structure": nn.ModuleDict(structure),
+        }
+        head = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, num_outputs)])
+        return nn.ModuleDict(encoder), head
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the joined representation (N, hidden_channels) of both channels."""
@@ -149,22 +146,3 @@ class FedStarNet(Backbone):
         layers: Any = self.classifier
         out: Tensor = layers[1](self._relu_dropout(layers[0](h)))
         return out
-
-
-def build_network(
-    method_config: FedStarSettings,
-    *,
-    readout: bool | str = False,
-    **sizes: Unpack[NetworkSizes],
-) -> FedStarNet:
-    """Build FedStar's network of given sizes; torch's global generator draws weights."""
-    return FedStarNet(
-        walks=method_config.walks,
-        degrees=method_config.degrees,
-        in_channels=sizes["num_features"],
-        hidden_channels=sizes["width"],
-        num_outputs=sizes["num_outputs"],
-        num_layers=sizes["num_layers"],
-        dropout=sizes["dropout"],
-        readout=readout,
-    )

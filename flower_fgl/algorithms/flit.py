@@ -23,6 +23,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.func import functional_call
 
+from flower_fgl.algorithms.fedgen import divergence_terms
 from flower_fgl.core.targets import CLASSES, LABELS, TargetKind
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.topology import Direction, Messages, Ways
@@ -118,8 +119,7 @@ def output_distance(fixed: Tensor, moved: Tensor, *, kind: TargetKind) -> Tensor
     and ``moved`` have the shape (b, C) or (b, T).
     """
     if kind == CLASSES:
-        logs = (moved.log_softmax(dim=1), fixed.log_softmax(dim=1))
-        return F.kl_div(*logs, reduction="none", log_target=True).sum(1, keepdim=True)
+        return divergence_terms(moved, fixed).sum(1, keepdim=True)
     if kind == LABELS:
         wanted = fixed.sigmoid()
         return F.binary_cross_entropy_with_logits(moved, wanted, reduction="none")

@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 from flower_fgl.nn import Backbone, build_model
 
-__all__ = ["NetworkSizes", "sized_backbone"]
+__all__ = ["NetworkSizes", "backbone_sizes", "sized_backbone"]
 
 
 class NetworkSizes(TypedDict):
@@ -18,13 +18,17 @@ class NetworkSizes(TypedDict):
     dropout: float
 
 
-def sized_backbone(sizes: NetworkSizes, **changes: Any) -> Backbone:
-    """Build a backbone of these sizes; ``changes`` are arguments of ``build_model``."""
-    arguments = {
+def backbone_sizes(sizes: NetworkSizes) -> dict[str, Any]:
+    """Return the sizes by the names of the arguments of a :class:`Backbone`."""
+    return {
         "in_channels": sizes["num_features"],
         "hidden_channels": sizes["width"],
         "num_outputs": sizes["num_outputs"],
         "num_layers": sizes["num_layers"],
         "dropout": sizes["dropout"],
     }
-    return build_model(sizes["model"], **arguments | changes)
+
+
+def sized_backbone(sizes: NetworkSizes, **changes: Any) -> Backbone:
+    """Build a backbone of these sizes; ``changes`` are arguments of ``build_model``."""
+    return build_model(sizes["model"], **backbone_sizes(sizes) | changes)

@@ -29,7 +29,7 @@ class FedNHClientApp(FedAvgClientApp):
 
     def build(self, client: Client) -> fednh.FedNHNet:
         """Build FedNH's network."""
-        return client.build_own(fednh.build_network)
+        return client.build_own(fednh.FedNHNet)
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights, then average each class's embeddings."""

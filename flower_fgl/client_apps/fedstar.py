@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet, build_network
+from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet
 from flower_fgl.client_apps.partly_shared import PartlySharedClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import state_shapes
@@ -16,7 +16,7 @@ class FedStarClientApp(PartlySharedClientApp):
     def build(self, client: Client) -> FedStarNet:
         """Build FedStar's network with initial weights."""
         readout = client.config.graph_readout
-        return client.build_own(build_network, readout=readout)
+        return client.build_own(FedStarNet, readout=readout)
 
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network's state."""

@@ -253,8 +253,7 @@ class BoostingDistiller(Distiller):
 
     def apart(self, ensemble: Tensor, student: Tensor) -> Tensor:
         """Return the disagreement on all nodes."""
-        tau = self.settings.adversarial_tau
-        return dense.disagreement(ensemble, student, tau=tau, masks=False)
+        return dense.student_loss(student, ensemble, self.settings.adversarial_tau)
 
     def prepared(self, batch: Batch) -> Batch:
         """Return the batch with perturbed features."""

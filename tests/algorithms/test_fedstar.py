@@ -10,7 +10,6 @@ from flower_fgl.algorithms import fedstar
 from flower_fgl.algorithms.fedstar import (
     STRUCTURE,
     FedStarNet,
-    build_network,
     degree_encoding,
     return_probabilities,
     structure_encoding,
@@ -36,7 +35,7 @@ def a_batch() -> GraphInput:
 
 def a_network(num_layers: int = 2, *, readout: bool = True) -> FedStarNet:
     torch.manual_seed(0)
-    return build_network(
+    return FedStarNet(
         FedStarSettings(), model="gin", num_features=5, num_outputs=3, width=4,
         num_layers=num_layers, dropout=0.0, readout=readout,
     )  # fmt: skip
@@ -118,7 +117,7 @@ def test_a_readout_sums_the_nodes() -> None:
 
 
 def test_the_shared_part_has_the_papers_size() -> None:
-    network = build_network(
+    network = FedStarNet(
         FedStarSettings(), model="gin", num_features=7, num_outputs=2, width=64,
         num_layers=3, dropout=0.5, readout=True,
     )  # fmt: skip

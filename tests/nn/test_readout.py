@@ -158,7 +158,7 @@ def test_a_readout_can_be_chosen(name: str, graphs: Graphs) -> None:
 def test_the_network_of_fedstar_takes_the_readout() -> None:
     sizes = {"num_features": 5, "num_outputs": 3, "width": 8, "num_layers": 2}
     for how, pooling in ((True, "sum"), ("default", "sum"), ("mean", "mean")):
-        network = fedstar.build_network(
+        network = fedstar.FedStarNet(
             FedStarSettings(), model="gin", dropout=0.0, readout=how, **sizes
         )
         assert network.readout
