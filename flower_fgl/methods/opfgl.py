@@ -104,6 +104,12 @@ class OPFGLSettings:
                 f"{self.gamma_max:g}. Set a larger gamma-max."
             )
 
+    @property
+    def signed_smoothness(self) -> float:
+        """Weight of Eq. (12): positive as in the paper, negative as in condensation."""
+        sign = 1 if self.smoothness == "separate" else -1
+        return sign * self.smoothness_weight
+
 
 METHOD = Method(
     name="opfgl",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 __all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
 __all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
-__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr", "quiet_csr"]
+__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr", "quiet_csr", "with_slope"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -374,6 +374,29 @@ def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> 
     """Call an autograd function that returns one tensor; torch does not type ``apply``."""
     out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
+
+
+def with_slope(value: Tensor, at: Tensor, slope: Tensor) -> Tensor:
+    """Return ``value`` (...) with a known derivative ``slope`` (..., *) by ``at``.
+
+    ``at`` has the shape of ``slope``. Derivatives that ``value`` has already are kept;
+    the result is differentiable once.
+    """
+    return apply_function(_WithSlope, value, at, slope)
+
+
+class _WithSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, at: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        inner = (1,) * (slope.dim() - grad.dim())
+        return grad, grad.view(*grad.shape, *inner) * slope, None
 
 
 def computed_once(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.nn.sparse import apply_function, index_sum
+from flower_fgl.nn.sparse import index_sum, with_slope
 
 __all__ = ["ClassTargets", "alignment_loss"]
 
@@ -86,17 +86,5 @@ def alignment_loss(x: Tensor, targets: ClassTargets) -> Tensor:
        standard deviations, averaged over dimensions, as here.
     2. A class with one pseudo-node has no standard deviation: that term is omitted.
     """
-    return apply_function(_Alignment, x, targets)
-
-
-class _Alignment(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, targets: ClassTargets) -> Tensor:
-        loss, to_x = targets.distance(x)
-        ctx.save_for_backward(to_x)
-        return loss
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return 2 * grad * ctx.saved_tensors[0], None
+    loss, to_x = targets.distance(x.detach())
+    return with_slope(loss, x, 2 * to_x)

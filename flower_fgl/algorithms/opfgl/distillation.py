@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -12,16 +12,10 @@ from torch import Tensor
 
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.gcn_gradient import GCNGradient
-from flower_fgl.nn.sparse import apply_function
+from flower_fgl.nn.sparse import with_slope
 
-__all__ = [
-    "SoftTargets",
-    "TargetLoss",
-    "class_weights",
-    "node_weights",
-    "personal_loss",
-]
-__all__ += ["soft_targets"]
+__all__ = ["SoftTargets", "TargetLoss", "class_weights", "node_weights"]
+__all__ += ["personal_loss", "soft_targets"]
 
 
 class SoftTargets(NamedTuple):
@@ -99,7 +93,16 @@ def personal_loss(logits: Tensor, targets: SoftTargets) -> Tensor:
     ``logits`` are (..., N, C); differentiable once. One exponential serves the loss and
     its gradient ``(Σ_c T_ic) p_i − T_i``.
     """
-    return apply_function(_SoftCrossEntropy, logits, *targets)
+    rows, least = targets
+    with torch.no_grad():
+        weight = rows.sum(dim=-1, keepdim=True)
+        z = logits - logits.amax(dim=-1, keepdim=True)
+        # before z.exp_(), which needs no memory of its own
+        fitted = (rows * z).sum(dim=(-2, -1))
+        total = z.exp_().sum(dim=-1, keepdim=True)
+        loss = least + (weight * total.log()).sum(dim=(-2, -1)) - fitted
+        slope = z.mul_(weight / total).sub_(rows)
+    return with_slope(loss, logits, slope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,24 +127,6 @@ class TargetLoss:
         if not GCNGradient.suits(model, self.inputs):
             return None
         return GCNGradient(model, self.inputs, *self.targets)
-
-
-class _SoftCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows: Tensor, least: Tensor) -> Tensor:
-        weight = rows.sum(dim=-1, keepdim=True)
-        z = logits - logits.amax(dim=-1, keepdim=True)
-        # before z.exp_(), which needs no memory of its own
-        fitted = (rows * z).sum(dim=(-2, -1))
-        total = z.exp_().sum(dim=-1, keepdim=True)
-        ctx.save_for_backward(z.mul_(weight / total).sub_(rows))
-        return least + (weight * total.log()).sum(dim=(-2, -1)) - fitted
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return grad[..., None, None] * slope, None, None
 
 
 def class_weights(counts: Tensor) -> Tensor:

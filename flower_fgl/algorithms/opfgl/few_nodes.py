@@ -7,53 +7,35 @@ pairs of nodes are computed at once, and the derivatives are written out without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl.alignment import ClassTargets
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON
+from flower_fgl.methods.opfgl import OPFGLSettings
 
-__all__ = ["FewNodes", "LossGradients"]
-
-
-class LossGradients(NamedTuple):
-    """Alignment and smoothness without weights, and the gradients of the whole loss.
-
-    ``features`` (s, d) is that by X', or ``None``; ``links`` are those by the parameters of
-    g_θ, in their order, or none.
-    """
-
-    align: Tensor
-    smooth: Tensor
-    features: Tensor | None
-    links: Sequence[Tensor]
+__all__ = ["FewNodes"]
 
 
 class FewNodes:
     """The loss of the generator for s > 1 pseudo-nodes and a link predictor.
 
-    ``links`` is a :class:`~flower_fgl.algorithms.opfgl.pseudo_graph.LinkPredictor`, and
-    ``smoothness_weight`` has the sign of Eq. (13). Arguments that are not listed here are
-    those of :class:`~flower_fgl.algorithms.opfgl.pseudo_graph.PseudoGraphGenerator`.
+    ``links`` is a :class:`~flower_fgl.algorithms.opfgl.pseudo_graph.LinkPredictor`,
+    ``depth`` is h and ``threshold`` δ.
     """
 
     def __init__(
         self,
         targets: ClassTargets,
         links: nn.Module,
+        settings: OPFGLSettings,
         *,
         depth: int,
         threshold: float,
-        is_hard: bool,
-        alignment_weight: float,
-        smoothness_weight: float,
     ) -> None:
-        self._targets, self._depth = targets, depth
-        self._threshold, self._is_hard = threshold, is_hard
-        self._alignment_weight = alignment_weight
-        self._smoothness_weight = smoothness_weight
+        self._targets, self._settings = targets, settings
+        self._depth, self._threshold = depth, threshold
         self._links = dict(links.named_parameters())
         s, like = len(targets.labels), targets.mean
         row, column = torch.ones(s, s).nonzero().T
@@ -76,10 +58,13 @@ class FewNodes:
         self._similarity: Tensor | None = None
 
     @torch.inference_mode()
-    def gradients(self, x: Tensor, *, of_links: bool) -> LossGradients:
-        """Compute the loss of X' (s, d), and its gradients by g_θ or by X'.
+    def gradients(
+        self, x: Tensor, *, of_links: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return alignment, smoothness and the gradients of the whole loss of X' (s, d).
 
-        Between calls with ``of_links`` X' must not change, and between others g_θ.
+        These are by the parameters of g_θ, in their order, or by X'. Between calls with
+        ``of_links`` X' must not change, and between others g_θ.
         """
         links, size = self._links, len(x)
         first, second = links["first"], links["second.weight"]
@@ -98,7 +83,7 @@ class FewNodes:
         scores = torch.addmv(links["last.bias"], self._halves, upper @ head)
         sigmoid = scores.sigmoid()
         kept = sigmoid >= self._threshold
-        weight = kept.to(x) if self._is_hard else sigmoid * kept
+        weight = kept.to(x) if self._settings.links == "hard" else sigmoid * kept
         align, smooth, to_weight, to_x = self._losses(x, weight, needs_x=not of_links)
         to_scores = torch.ops.aten.sigmoid_backward(to_weight * kept, sigmoid)
         to_each = to_scores @ self._halves
@@ -111,7 +96,7 @@ class FewNodes:
         )
         to_ends = (self._ends.T @ to_pairs).view(size, -1)
         if to_x is not None:
-            return LossGradients(align, smooth, to_x.addmm_(to_ends, first), ())
+            return align, smooth, [to_x.addmm_(to_ends, first)]
         found = {
             "first": to_ends.T @ x,
             "scale": torch.stack([of_lower[0], of_upper[0]]),
@@ -120,7 +105,7 @@ class FewNodes:
             "last.weight": (to_each @ upper)[None],
             "last.bias": to_scores.sum(dim=0, keepdim=True),
         }
-        return LossGradients(align, smooth, None, [found[name] for name in links])
+        return align, smooth, [found[name] for name in links]
 
     def _losses(
         self, x: Tensor, weight: Tensor, *, needs_x: bool
@@ -138,7 +123,7 @@ class FewNodes:
         align, to_hops = self._targets.distance(torch.cat(hops, dim=1))
         smooth, to_weight, slopes = self._smoothness(x, weight, needs_x=needs_x)
         # derivatives; those by the hops are without their weight
-        weighted = 2 * self._alignment_weight
+        weighted = 2 * self._settings.alignment_weight
         grads = to_hops.chunk(self._depth + 1, dim=1)
         to_hop, to_normalised = grads[-1], torch.zeros_like(normalised)
         for h in range(self._depth, 0, -1):
@@ -173,7 +158,7 @@ class FewNodes:
         if not float(total):
             return total, torch.zeros_like(weight), None
         value = weight.dot(similarity) / total
-        factor = self._smoothness_weight / total
+        factor = self._settings.signed_smoothness / total
         to_weight = (similarity - value).mul_(factor)
         if not needs_x:
             return value, to_weight, None

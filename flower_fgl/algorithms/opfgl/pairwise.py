@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.sparse import apply_function
+from flower_fgl.nn.sparse import apply_function, with_slope
 
 __all__ = ["pair_scores", "smoothness_loss"]
 
@@ -67,7 +67,21 @@ def smoothness_loss(
        features; its published code takes the mean over dimensions, as here.
     """
     known = [] if known is None else known
-    return apply_function(_PairSimilarity, x, adjacency, known)
+    total, to_x = adjacency.detach().sum(), None
+    if not float(total):
+        return 0 * (x.sum() + adjacency.sum())
+    with torch.no_grad():
+        if known and not x.requires_grad:
+            (similarity,) = known
+        else:
+            similarity, to_x = _similarity(x, adjacency, x.requires_grad)
+            # each unordered pair occurs twice in the sum
+            to_x *= 2 / (x.shape[1] * total)
+            known[:] = [similarity]
+        value = (adjacency * similarity).sum() / total
+        to_weight = (similarity - value) / total
+    found = with_slope(value, adjacency, to_weight)
+    return found if to_x is None else with_slope(found, x, to_x)
 
 
 class _PairScores(torch.autograd.Function):
@@ -195,36 +209,6 @@ def _active(before: Tensor, slope: Tensor, offset: Tensor, out: Tensor) -> Tenso
 def _zero_where_negative(grad: Tensor, value: Tensor) -> None:
     """Apply the derivative of ReLU, in place and in one pass."""
     torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=grad)
-
-
-class _PairSimilarity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, known: list[Tensor]) -> Tensor:
-        total = weight.sum()
-        if not float(total):
-            ctx.is_empty = True
-            ctx.save_for_backward(x, weight)
-            return x.new_zeros(())
-        ctx.is_empty = False
-        to_x = None
-        if known and not ctx.needs_input_grad[0]:
-            (similarity,) = known
-        else:
-            similarity, to_x = _similarity(x, weight, ctx.needs_input_grad[0])
-            # each unordered pair occurs twice in the sum
-            to_x *= 2 / (x.shape[1] * total)
-            known[:] = [similarity]
-        value = (weight * similarity).sum() / total
-        ctx.save_for_backward(to_x, (similarity - value) / total)
-        return value
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        to_x, to_weight = ctx.saved_tensors
-        if ctx.is_empty:
-            return torch.zeros_like(to_x), torch.zeros_like(to_weight), None
-        return None if to_x is None else grad * to_x, grad * to_weight, None
 
 
 def _similarity(x: Tensor, weight: Tensor, needs_slope: bool) -> tuple[Tensor, Tensor]:

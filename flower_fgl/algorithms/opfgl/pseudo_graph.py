@@ -223,13 +223,7 @@ class PseudoGraphGenerator:
         self._link_weights = list(self.links.parameters())
         self._similarity: list[Tensor] = []
         self._few = FewNodes(
-            self.targets,
-            self.links,
-            depth=depth,
-            threshold=THRESHOLD,
-            is_hard=settings.links == "hard",
-            alignment_weight=settings.alignment_weight,
-            smoothness_weight=_smooth_sign(settings) * settings.smoothness_weight,
+            self.targets, self.links, settings, depth=depth, threshold=THRESHOLD
         )
         self._for_links, self._for_features = (
             quick(Adam(parameters, lr=lr, fused=True))
@@ -251,12 +245,11 @@ class PseudoGraphGenerator:
         """
         is_link_step = number % PERIOD < LINK_STEPS
         if 1 < len(self.labels) <= FEW_NODES:
-            found = self._few.gradients(self.features, of_links=is_link_step)
-            align, smooth = found.align, found.smooth
-            self.features.grad = found.features
-            for parameter, gradient in zip(
-                self._link_weights, found.links, strict=False
-            ):
+            align, smooth, gradients = self._few.gradients(
+                self.features, of_links=is_link_step
+            )
+            trained = self._link_weights if is_link_step else [self.features]
+            for parameter, gradient in zip(trained, gradients, strict=True):
                 parameter.grad = gradient
         else:
             align, smooth = self._backward(is_link_step=is_link_step)
@@ -273,9 +266,8 @@ class PseudoGraphGenerator:
         smooth = smoothness_loss(self.features, adjacency, self._similarity)
         if not is_link_step:
             self._similarity.clear()
-        options = self.settings
-        signed = _smooth_sign(options) * options.smoothness_weight * smooth
-        (options.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
+        signed = self.settings.signed_smoothness * smooth
+        (self.settings.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
         return align.detach(), smooth.detach()
 
     @torch.no_grad()
@@ -284,11 +276,6 @@ class PseudoGraphGenerator:
         return PseudoGraph(
             self.features.detach().clone(), self.labels, self.adjacency()
         )
-
-
-def _smooth_sign(settings: OPFGLSettings) -> int:
-    """Return +1 as in the paper and its code, −1 as in graph condensation."""
-    return 1 if settings.smoothness == "separate" else -1
 
 
 def generate(
@@ -313,7 +300,7 @@ def generate(
             done % PERIOD == 0 or done == settings.server_steps
         ):
             value = settings.alignment_weight * align
-            value += _smooth_sign(settings) * settings.smoothness_weight * smooth
+            value += settings.signed_smoothness * smooth
             progress(done, settings.server_steps, float(value))
     rows = torch.stack(losses) if losses else trainer.features.new_zeros(0)
     return trainer.result(), rows.detach().view(-1, 2)

@@ -5,8 +5,6 @@ Prototypes", AAAI 2024 (FGGP). Sarfraz, Sharma and Stiefelhagen, "Efficient Para
 Clustering Using First Neighbor Relations", CVPR 2019 (FINCH).
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -15,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
-from flower_fgl.nn.sparse import apply_function, index_sum
+from flower_fgl.nn.sparse import index_sum, with_slope
 
 __all__ = ["cluster_means", "confidence_means", "confident_labels", "edge_loss"]
 __all__ += ["edge_scores", "finch", "first_neighbour_clusters", "nearest_neighbours"]
@@ -144,49 +142,32 @@ def pair_sums(embedding: Tensor, real: Tensor) -> Tensor:
     """
     if len(embedding) == 1 or embedding.shape[1] ** 2 > BLOCK:
         parts = zip(embedding.unbind(), real.sum(1).tolist(), strict=True)
-        sums = [apply_function(_AllPairs, h[:size]) for h, size in parts]
-        return torch.stack(sums)
-    return apply_function(_PairSums, embedding, real)
-
-
-class _PairSums(torch.autograd.Function):
-    """The sums of clients whose matrices fit into memory, and ``Σ_v σ(h_u·h_v) h_v``."""
-
-    @staticmethod
-    def forward(ctx: Any, embedding: Tensor, real: Tensor) -> Tensor:
-        size = embedding.shape[1]
+        return torch.stack([_all_pairs(h[:size]) for h, size in parts])
+    size = embedding.shape[1]
+    step = max(1, BLOCK // size**2)
+    with torch.no_grad():
         gradient, totals = torch.empty_like(embedding), []
         others = ~torch.eye(size, dtype=torch.bool, device=embedding.device)
-        start = 0
-        for h, is_node in zip(
-            torch.split(embedding, max(1, BLOCK // size**2)),
-            torch.split(real, max(1, BLOCK // size**2)),
+        for h, is_node, out in zip(
+            *(torch.split(rows, step) for rows in (embedding, real, gradient)),
             strict=True,
         ):
             used = is_node[:, :, None] & is_node[:, None] & others
             score = torch.bmm(h, h.transpose(1, 2))  # (g, n, n)
             loss = F.softplus(score).mul_(used)
             totals.append(loss.sum((1, 2), dtype=torch.float64) / 2)
-            slope = score.sigmoid_().mul_(used)
-            gradient[start : start + len(h)] = torch.bmm(slope, h)
-            start += len(h)
-        ctx.save_for_backward(gradient)
-        return torch.cat(totals).to(embedding.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None]:
-        return ctx.saved_tensors[0] * outputs[0][:, None, None], None
+            torch.bmm(score.sigmoid_().mul_(used), h, out=out)
+        total = torch.cat(totals).to(embedding.dtype)
+    return with_slope(total, embedding, gradient)
 
 
-class _AllPairs(torch.autograd.Function):
-    """The sum of one client, in blocks of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, embedding: Tensor) -> Tensor:
-        number = len(embedding)
+def _all_pairs(embedding: Tensor) -> Tensor:
+    """Return the sum of one client, computed in blocks of rows."""
+    number = len(embedding)
+    step = max(1, BLOCK // max(1, number))
+    with torch.no_grad():
         total = embedding.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(embedding)
-        step = max(1, BLOCK // max(1, number))
         for start in range(0, number, step):
             block, rest = embedding[start : start + step], embedding[start:]
             score = block @ rest.T  # pairs u ≤ v
@@ -196,13 +177,7 @@ class _AllPairs(torch.autograd.Function):
             total += loss.sum(dtype=torch.float64)
             gradient[start : start + step] += slope @ rest
             gradient[start:] += slope.T @ block
-        ctx.save_for_backward(gradient)
-        return total.to(embedding.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> Tensor:
-        gradient: Tensor = ctx.saved_tensors[0]
-        return gradient * outputs[0]
+    return with_slope(total.to(embedding.dtype), embedding, gradient)
 
 
 def first_neighbour_clusters(points: Tensor) -> Tensor:
