@@ -30,7 +30,6 @@ class AdaFGLSettings:
 METHOD = Method(
     name="adafgl",
     paper="Li et al., ICDE 2024",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.adafgl:AdaFGLClientApp",
     network="flower_fgl.algorithms.adafgl:AdaFGLNet",
     settings=AdaFGLSettings,

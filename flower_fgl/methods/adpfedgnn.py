@@ -1,11 +1,10 @@
 """Settings and row of ADPFedGNN, see ``client_apps.adpfedgnn``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "ADPFedGNNSettings"]
@@ -21,7 +20,7 @@ class ADPFedGNNSettings:
        without a source are this library's choice.
     """
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+    REMOVED: ClassVar = {
         "lambda-rl": 1.0,
         "replay-batch": 128,
         "agent-width": 128,

@@ -22,7 +22,6 @@ METHOD = Method(
     name="clustered-sampling",
     paper="Fraboni et al., ICML 2021",
     strategy="flower_fgl.strategies.clusteredsampling:ClusteredSampling",
-    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=ClusteredSamplingSettings,
     payload="4P up, 4P down",
     samples_neighbors=True,

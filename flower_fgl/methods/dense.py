@@ -1,12 +1,11 @@
 """Settings and row of DENSE, see ``algorithms.dense``."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHOD", "ONE_SHOT", "DenseSettings"]
+__all__ = ["METHOD", "DenseSettings"]
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,13 @@ class DenseSettings:
     tau: float = option(20.0, "temperature of the student's distillation", gt=0)
 
 
-ONE_SHOT: dict[str, Any] = {
-    "rounds": 1,
-    "local-epochs": 200,
-    "check-every": 10,
-    "patience": 10,
-}
-"""General defaults of the methods that distil the clients' models once."""
-
 METHOD = Method(
     name="dense",
     paper="Zhang et al., NeurIPS 2022",
     strategy="flower_fgl.strategies.dense:Dense",
-    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=DenseSettings,
     payload="4P up, 8P down, once",
-    defaults=ONE_SHOT,
+    defaults={"rounds": 1, "local-epochs": 200, "check-every": 10, "patience": 10},
     is_one_shot=True,
     graphs=False,
     takes_late_clients=False,

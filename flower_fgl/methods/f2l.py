@@ -1,10 +1,9 @@
 """Settings and row of F²L, see ``algorithms.f2l``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
 __all__ = ["ADAPTATION", "METHOD", "F2LSettings"]
@@ -17,7 +16,7 @@ ADAPTATION = "adaptation."
 class F2LSettings:
     """Settings of F²L."""
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {"inner-lr": 0.1}
+    REMOVED: ClassVar = {"inner-lr": 0.1}
 
     episodes: int = option(4, "number of episodes per local step", ge=1)
     ways: int = option(5, "N, largest number of classes in an episode", ge=1)

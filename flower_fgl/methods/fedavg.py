@@ -20,8 +20,6 @@ class FedAvgSettings:
 METHOD = Method(
     name="fedavg",
     paper="McMahan et al., AISTATS 2017",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
-    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=FedAvgSettings,
     payload="4P up, 4P down",
     additive=True,

@@ -22,7 +22,6 @@ class FedEDSettings(FedAvgSettings):
 METHOD = Method(
     name="feded",
     paper="Guo et al., 2024",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.feded:FedEDClientApp",
     settings=FedEDSettings,
     payload="4P up, 4P down",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.fedpub import PersonalMixSettings
 from flower_fgl.methods.method import Method
-from flower_fgl.methods.personalmix import PersonalMixSettings
 
 __all__ = ["METHOD", "FedIIHSettings"]
 

@@ -21,7 +21,6 @@ class FedNTDSettings(FedAvgSettings):
 METHOD = Method(
     name="fedntd",
     paper="Lee et al., NeurIPS 2022",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
     settings=FedNTDSettings,
     payload="4P up, 4P down",

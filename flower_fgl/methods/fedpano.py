@@ -1,11 +1,10 @@
 """Settings and row of FedPANO, see ``algorithms.fedpano``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPANOSettings"]
@@ -26,7 +25,7 @@ class FedPANOSettings:
        synthetic nodes carry no class, since the origin is at distance 1 from all of them.
     """
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+    REMOVED: ClassVar = {
         "gaussian-std": 0.1,
         "mask-to-local-labels": False,
     }

@@ -1,10 +1,9 @@
 """Settings and row of FedPG, see ``client_apps.fedpg``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPGSettings"]
@@ -30,7 +29,7 @@ class FedPGSettings:
        cosines of pooled embeddings are all near 1.
     """
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-weight-decay": 0.0005}
+    REMOVED: ClassVar = {"server-weight-decay": 0.0005}
 
     server_epochs: int = option(10, ge=0)
     """epochs per round in which the server trains the prototype generator; the paper: 3,

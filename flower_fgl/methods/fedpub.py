@@ -4,9 +4,17 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
-from flower_fgl.methods.personalmix import PersonalMixSettings
 
-__all__ = ["METHOD", "FedPubSettings"]
+__all__ = ["METHOD", "FedPubSettings", "PersonalMixSettings"]
+
+
+@dataclass(frozen=True)
+class PersonalMixSettings:
+    """Settings of a server half that averages separately for each client."""
+
+    absent: str = option("mean", choices="mean last")
+    """model that a client receives if it was not in the last round: the mean of that
+    round's uploads, or its own last mixture"""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Settings and row of FedSage+, see ``algorithms.fedsageplus``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -15,7 +14,7 @@ __all__ = ["METHOD", "FedSagePlusSettings"]
 class FedSagePlusSettings(FedAvgSettings):
     """Settings of FedSage+."""
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+    REMOVED: ClassVar = {
         "gen-epochs": 5,
         "gen-lr": 0.001,
         "hide-share": 0.5,

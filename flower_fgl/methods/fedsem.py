@@ -25,7 +25,6 @@ METHOD = Method(
     name="fedsem",
     paper="Long et al., World Wide Web 2023",
     strategy="flower_fgl.strategies.fedsem:FedSEM",
-    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=FedSEMSettings,
     payload="4P up, 4P down",
     has_global_model=False,

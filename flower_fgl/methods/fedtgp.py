@@ -4,11 +4,10 @@ Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods import fedproto
 
 __all__ = ["METHOD", "FedTGPSettings"]
@@ -18,7 +17,7 @@ __all__ = ["METHOD", "FedTGPSettings"]
 class FedTGPSettings:
     """Settings of FedTGP."""
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-lr": 0.01, "margin-limit": 100.0}
+    REMOVED: ClassVar = {"server-lr": 0.01, "margin-limit": 100.0}
 
     proto_weight: float = option(1.0, ge=0)
     """λ, weight of the distance to the global prototypes; typical: 1 to 10"""

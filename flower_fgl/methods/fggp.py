@@ -1,10 +1,9 @@
 """Settings and row of FGGP, see ``algorithms.prototypes.graph_views``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -15,7 +14,7 @@ __all__ = ["METHOD", "FGGPSettings"]
 class FGGPSettings(FedAvgSettings):
     """Settings of FGGP."""
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {"edge-tau": 0.5}
+    REMOVED: ClassVar = {"edge-tau": 0.5}
 
     neighbors: int = option(3, ge=1)
     """k, nearest nodes (by cosine similarity) to which the second view connects each

@@ -33,7 +33,6 @@ class FGSSLSettings(FedAvgSettings):
 METHOD = Method(
     name="fgssl",
     paper="Huang et al., IJCAI 2023",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.fgssl:FGSSLClientApp",
     settings=FGSSLSettings,
     payload="4P up, 4P down",

@@ -1,26 +1,23 @@
 """Row of local training: each client trains alone, nothing is exchanged."""
 
-from flower_fgl.methods.method import Method
+from dataclasses import replace
+
+from flower_fgl.methods import fedavg
 
 __all__ = ["METHOD"]
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="local",
     paper="no federation: every client alone",
     strategy="flower_fgl.strategies.local:Local",
     client_app="flower_fgl.client_apps.local:LocalClientApp",
+    settings=None,
     payload="0",
     uploads=False,
     has_global_model=False,
     mixes_models=True,
-    keeps_first_layer=True,
-    keeps_head=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    shares_parts=True,
-    samples_neighbors=True,
+    additive=False,
+    robust=False,
     unread=("weight-by",),
 )

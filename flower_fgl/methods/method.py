@@ -29,7 +29,7 @@ class Method:
     strategy, client_app : str or type
         ``module:class`` of the server and of the client code. Only the process that runs
         a class imports it: a server never loads client code. In a notebook, the class
-        itself (see :func:`flower_fgl.register`).
+        itself (see :func:`flower_fgl.register`). By default FedAvg's.
     network : str
         ``module:function`` that builds the network of a saved model; empty if the network
         is one of the library's backbones.
@@ -124,8 +124,8 @@ class Method:
 
     name: str
     paper: str
-    strategy: str | type[Any]
-    client_app: str | type[Any]
+    strategy: str | type[Any] = "flower_fgl.strategies.fedavg:FedAvg"
+    client_app: str | type[Any] = "flower_fgl.client_apps.fedavg:FedAvgClientApp"
     network: str = ""
     settings: type | None = None
     payload: str = ""

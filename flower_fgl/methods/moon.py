@@ -1,10 +1,10 @@
 """Settings and row of MOON, see ``client_apps.moon``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flower_fgl.core.options import option
+from flower_fgl.methods import fedavg
 from flower_fgl.methods.fedavg import FedAvgSettings
-from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "MoonSettings"]
 
@@ -20,19 +20,13 @@ class MoonSettings(FedAvgSettings):
     """nodes whose embeddings are contrasted: all local nodes, or the training nodes only"""
 
 
-METHOD = Method(
+METHOD = replace(
+    fedavg.METHOD,
     name="moon",
     paper="Li et al., CVPR 2021",
-    strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.moon:MoonClientApp",
     settings=MoonSettings,
-    payload="4P up, 4P down",
-    additive=True,
-    robust=True,
-    predicts_links=True,
-    weighs_classes=True,
-    multi_label=True,
-    numbers=True,
-    reads_messages=True,
-    shares_parts=True,
+    keeps_first_layer=False,
+    keeps_head=False,
+    samples_neighbors=False,
 )

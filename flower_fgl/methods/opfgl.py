@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, option
+from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
@@ -49,7 +49,7 @@ class OPFGLSettings:
     ``reliable_confidence`` is the paper's general value; on that partition it is 1.
     """
 
-    REMOVED: ClassVar[Mapping[str, Scalar]] = {"link-threshold": 0.01}
+    REMOVED: ClassVar = {"link-threshold": 0.01}
 
     variant: str = option("ours", choices=" ".join(VARIANTS))
     """the method (ours), or one of the ablations in Sec. V of the paper"""

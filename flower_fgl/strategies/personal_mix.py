@@ -30,8 +30,7 @@ from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.fedaux import FedAuxSettings
 from flower_fgl.methods.fedgta import FedGTASettings
 from flower_fgl.methods.fediih import FedIIHSettings
-from flower_fgl.methods.fedpub import FedPubSettings
-from flower_fgl.methods.personalmix import PersonalMixSettings
+from flower_fgl.methods.fedpub import FedPubSettings, PersonalMixSettings
 from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.backbone import copy_network
