@@ -1,11 +1,9 @@
 """Gradient matching of prompt generators, FedLoG Eqs. (11) and (12)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -17,8 +15,7 @@ from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.sparse import narrow_csr
 from flower_fgl.nn.stacked import pad_rows
 
-__all__ = ["HIDDEN", "OUT", "Mismatch", "PromptTask", "RandomNets", "TaskStack"]
-__all__ += ["has_few_nodes"]
+__all__ = ["HIDDEN", "OUT", "PromptTask", "RandomNets", "TaskStack", "has_few_nodes"]
 
 HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
@@ -51,7 +48,7 @@ class PromptTask:
         degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
         return degree[self.index] > 0
 
-    def with_fast_features(self) -> PromptTask:
+    def with_fast_features(self) -> Self:
         """Return the task with strided features, if many of them are not zero."""
         x = self.graph.x
         if x.layout == torch.strided or x.values().numel() < DENSE_FROM * x.numel():
@@ -72,7 +69,7 @@ class PromptTask:
         mean = self.graph.operator("mean").matmul(x.to_dense())
         return select_rows(x, rows).to_dense(), mean[rows], self.labels[has_any]
 
-    def batch(self, places: Tensor) -> PromptTask:
+    def batch(self, places: Tensor) -> Self:
         """Return the task of the training nodes at distinct places (b,) of ``index``.
 
         Its graph is the part that determines ℓ_true of these nodes, all their neighbours
@@ -81,9 +78,9 @@ class PromptTask:
         index, labels = self.index[places], self.labels[places]
         part = receptive_field(self.graph, index, LAYERS, is_batch=True)
         if part is None:
-            return PromptTask(self.graph, index, labels, self.num_classes)
+            return replace(self, index=index, labels=labels)
         first = torch.arange(len(index), device=index.device)
-        return PromptTask(part, first, labels, self.num_classes)
+        return replace(self, graph=part, index=first, labels=labels)
 
     @property
     def num_rows(self) -> int:
@@ -93,7 +90,7 @@ class PromptTask:
         return len(output_nodes(self.graph, LAYERS)[0])
 
     @classmethod
-    def union(cls, tasks: Sequence[PromptTask]) -> tuple[PromptTask, Tensor]:
+    def union(cls, tasks: Sequence[Self]) -> tuple[Self, Tensor]:
         """Join the tasks of clients; return the client of each node that ℓ_true computes.
 
         The graph of the result is only the part that ℓ_true needs, if that is at most
@@ -226,7 +223,8 @@ class TaskStack:
         if not self._by_nodes:
             gap = pairs.mT @ made - self.both.mT @ true[:, None]  # (K, 2, d, q)
             first, second = (made @ gap.mT).unbind(1)
-            return _half_squares(gap), first - second, pairs @ gap
+            value = gap.square().flatten(1).sum(1) / 2
+            return value, first - second, pairs @ gap
         leaf = prompts.detach().requires_grad_()
         with torch.enable_grad():
             own, around = self._products(leaf)
@@ -279,10 +277,6 @@ class TaskStack:
         return own, around
 
 
-def _half_squares(values: Tensor) -> Tensor:
-    return values.square().flatten(1).sum(1) / 2
-
-
 class Second(NamedTuple):
     """The second layer and the classifier for nodes (K, n) of clients, with gradients.
 
@@ -297,17 +291,6 @@ class Second(NamedTuple):
     slope: Tensor
     weights: tuple[Tensor, Tensor, Tensor]
     inputs: tuple[Tensor, Tensor]
-
-
-class Mismatch(NamedTuple):
-    """Eq. (12) of K clients, (K,), and its derivatives.
-
-    By the prompts (K, m, d), and by the products (K, m, q) that also depend on them.
-    """
-
-    losses: Tensor
-    to_prompts: Tensor
-    to_products: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +322,7 @@ class RandomNets:
         device: torch.device | None = None,
         *,
         generator: torch.Generator | None = None,
-    ) -> RandomNets:
+    ) -> Self:
         """Initialise as :class:`torch.nn.Linear` does, uniform in ±1/√(inputs).
 
         Draws from a generator on the CPU, by default torch's global one.
@@ -363,14 +346,14 @@ class RandomNets:
             uniform((number, num_classes), OUT),
         )
 
-    def part(self, start: int, stop: int) -> RandomNets:
+    def part(self, start: int, stop: int) -> Self:
         """Return some of the networks, from ``start`` up to ``stop``."""
         if (start, stop) == (0, self.number):
             return self
         wide = slice(start * HIDDEN, stop * HIDDEN)
         deep = (self.own_2, self.around_2, self.bias_2)
         top = (self.classifier, self.classifier_bias)
-        return RandomNets(
+        return type(self)(
             stop - start,
             self.own[:, wide].contiguous(),
             self.around[:, wide].contiguous(),
@@ -428,20 +411,6 @@ class RandomNets:
         """Return hidden representations (K, n, q) as (K, n, N, 128)."""
         return hidden.view(*hidden.shape[:2], self.number, HIDDEN)
 
-    def pair_products(self, x: Tensor, prompts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(x + p)(W + W')`` and ``(x − p)(W − W')``, (..., q), Eq. (12).
-
-        Their sum and difference give the first layer of nodes x and prompts p (..., d), of
-        which each is the other's only neighbour, by two products instead of four.
-        """
-        plus, minus = self.turned
-        return (x + prompts) @ plus, (x - prompts) @ minus
-
-    def slope_of_prompts(self, to_a: Tensor, to_b: Tensor) -> Tensor:
-        """Return the derivative by the prompts (..., d), from those by the products."""
-        plus, minus = self.turned
-        return to_a @ plus.T - to_b @ minus.T
-
     def true_slopes(self, stack: TaskStack) -> tuple[Second, Tensor]:
         """Return ℓ_true, and its slopes (K, R, q) by the first layer's outputs."""
         first = self.first(stack.task).requires_grad_()
@@ -458,27 +427,29 @@ class RandomNets:
         self,
         stack: TaskStack,
         prompts: Tensor,
-        products: tuple[Tensor, Tensor],
         *,
         is_mean: bool = False,
         is_whole: bool = True,
-    ) -> Mismatch:
-        """Return ``Σ_n Σ_W ‖∇_W ℓ_syn − ∇_W ℓ_true‖²``, FedLoG Eq. (12), and its slopes.
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``Σ_n Σ_W ‖∇_W ℓ_syn − ∇_W ℓ_true‖²``, FedLoG Eq. (12), and its slope.
 
-        ``products`` are those of :meth:`pair_products` for the nodes and ``prompts`` (K,
-        m, d). Networks share no weights, so the gradient of the summed loss is that of
-        each. With ``is_mean`` each squared norm is divided by the number of entries of W,
-        as in the published code. Unless ``is_whole``, a summand that does not depend on
-        the prompts may be missing.
+        The sum is (K,), its derivative by the ``prompts`` (K, m, d). Networks share no
+        weights, so the gradient of the summed loss is that of each. With ``is_mean`` each
+        squared norm is divided by the number of entries of W, as in the published code.
+        Unless ``is_whole``, a summand that does not depend on the prompts may be missing.
 
         Notes
         -----
         1. First and second derivatives are written out: with piecewise linear ReLU the
            second ones are products with the same weights, and a third of the memory and
            half of the operations of ``autograd.grad`` of ``autograd.grad`` remain.
+        2. Node x and prompt p are each other's only neighbour. The sum and the difference
+           of ``(x + p)(W + W')`` and ``(x − p)(W − W')`` give their first layer by two
+           products instead of four.
         """
         true, true_slope = self.true_slopes(stack)
-        a, b = products
+        plus, minus = self.turned
+        a, b = (stack.x + prompts) @ plus, (stack.x - prompts) @ minus
         hidden = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
         is_on = [h > 0 for h in hidden]
         hidden = hidden[0].relu_(), hidden[1].relu_()
@@ -511,7 +482,7 @@ class RandomNets:
         share = stack.pairs.share
         back = self._second_order(made, hidden, is_on, to_inputs, to_weights, share)
         to_a, to_b = (back[0] + back[1]) / 2, (back[0] - back[1]) / 2
-        return Mismatch(losses, wide * to_prompts, (to_a, to_b))
+        return losses, to_a @ plus.T - to_b @ minus.T + wide * to_prompts
 
     def _second_order(
         self,

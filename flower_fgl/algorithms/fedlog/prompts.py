@@ -1,7 +1,5 @@
 """Prompt generators: generated neighbours of synthetic nodes, FedLoG Eqs. (11)-(13)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -230,15 +228,10 @@ class PromptLearner:
         at_once = max(1, min(nets.number, BUDGET // (stack.size * HIDDEN)))
         for start in range(0, nets.number, at_once):
             part = nets.part(start, min(start + at_once, nets.number))
-            found = part.mismatch(
-                stack,
-                made,
-                part.pair_products(stack.x, made),
-                is_mean=self._is_mean,
-                is_whole=is_last,
+            losses, more = part.mismatch(
+                stack, made, is_mean=self._is_mean, is_whole=is_last
             )
-            of_gradients += found.losses / nets.number
-            more = part.slope_of_prompts(*found.to_products) + found.to_prompts
+            of_gradients += losses / nets.number
             slope += more / nets.number
         prompts.backward(slope * (share > 0))  # type: ignore[no-untyped-call]
         self._optimizer.step()
