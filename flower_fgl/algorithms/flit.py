@@ -24,13 +24,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from flower_fgl.algorithms.fedgen import divergence_terms
+from flower_fgl.core.regression import number_losses
 from flower_fgl.core.targets import CLASSES, LABELS, TargetKind
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.topology import Direction, Messages, Ways
 
-__all__ = ["difficulty", "item_losses", "item_weights", "mean_of_known"]
-__all__ += ["output_distance", "running_mean", "shift_shapes", "shifted_output"]
-__all__ += ["virtual_loss"]
+__all__ = ["difficulty", "item_losses", "item_weights", "output_distance"]
+__all__ += ["running_mean", "shift_shapes", "shifted_output", "virtual_loss"]
 
 SMALL, SMALL_NORM = 1e-7, 1e-8
 """Numbers of the published code that keep quotients and powers finite."""
@@ -63,22 +63,9 @@ def item_losses(
     is_known, wanted = ~labels.isnan(), labels.nan_to_num()
     if kind == LABELS:
         found = F.binary_cross_entropy_with_logits(output, wanted, reduction="none")
-    elif loss == "huber":
-        found = F.huber_loss(output, wanted, reduction="none", delta=delta)
     else:
-        power = F.mse_loss if loss == "mse" else F.l1_loss
-        found = power(output, wanted, reduction="none")
+        found = number_losses(output, wanted, loss=loss, delta=delta)
     return found * is_known, is_known
-
-
-def mean_of_known(values: Tensor, is_known: Tensor, *, by_target: bool) -> Tensor:
-    """Average the known entries (b, T), or, ``by_target``, the means of the targets."""
-    values = values * is_known
-    if by_target:
-        count = is_known.sum(dim=0)
-        means = values.sum(dim=0) / count.clamp(min=1)
-        return means.sum() / (count > 0).sum().clamp(min=1)
-    return values.sum() / is_known.sum().clamp(min=1)
 
 
 def difficulty(own: Tensor, received: Tensor) -> Tensor:

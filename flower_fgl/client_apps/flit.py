@@ -7,6 +7,7 @@ from flower_fgl.algorithms import flit
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.core.regression import mean_of_known
 from flower_fgl.methods.flit import FLITSettings
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.protocols.fedavg import Weights
@@ -122,7 +123,7 @@ class WeighedLoss:
         self.omega[index] = omega.detach().masked_fill(~is_known, torch.nan)
         self.is_worse[index] = own.detach() > self.received[index]
         is_equal = self.config.target_weight == "targets"
-        return flit.mean_of_known(omega * total, is_known, by_target=is_equal)
+        return mean_of_known(omega * total, is_known, by_target=is_equal)
 
     def terms(self) -> dict[str, float]:
         """Return mean and 90 % quantile of ω, and the share of entries with ℓ > ℓ^g.

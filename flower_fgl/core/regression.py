@@ -17,7 +17,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 __all__ = ["ACROSS", "INTERVALS", "WIDE", "NumberScores", "PerTarget", "pool_numbers"]
-__all__ += ["rank_correlation", "regression_loss", "score_numbers"]
+__all__ += ["mean_of_known", "number_losses", "rank_correlation", "regression_loss"]
+__all__ += ["score_numbers"]
 
 WIDE = 200
 """Largest number of targets whose MAE, spread and ranks are in a record."""
@@ -332,16 +333,23 @@ def regression_loss(
     1. Unknown numbers are replaced before the subtraction: the gradient of
        ``torch.where(isnan, 0, (output - z) ** 2)`` is NaN.
     """
-    is_known = ~z.isnan()
-    z = z.nan_to_num()
+    losses = number_losses(output, z.nan_to_num(), loss=loss, delta=delta)
+    return mean_of_known(losses, ~z.isnan(), by_target=target_weight == "targets")
+
+
+def number_losses(output: Tensor, z: Tensor, *, loss: str, delta: float) -> Tensor:
+    """Return the loss of each number (b, T), see :func:`regression_loss`; all are known."""
     if loss == "huber":
-        losses = F.huber_loss(output, z, reduction="none", delta=delta)
-    else:
-        power = F.mse_loss if loss == "mse" else F.l1_loss
-        losses = power(output, z, reduction="none")
-    losses = losses * is_known
-    if target_weight == "targets":
-        counts = is_known.sum(dim=0)
-        means = losses.sum(dim=0) / counts.clamp(min=1)
-        return means.sum() / (counts > 0).sum().clamp(min=1)
-    return losses.sum() / is_known.sum().clamp(min=1)
+        return F.huber_loss(output, z, reduction="none", delta=delta)
+    power = F.mse_loss if loss == "mse" else F.l1_loss
+    return power(output, z, reduction="none")
+
+
+def mean_of_known(values: Tensor, is_known: Tensor, *, by_target: bool) -> Tensor:
+    """Average the known entries (b, T), or, ``by_target``, the means of the targets."""
+    values = values * is_known
+    if by_target:
+        count = is_known.sum(dim=0)
+        means = values.sum(dim=0) / count.clamp(min=1)
+        return means.sum() / (count > 0).sum().clamp(min=1)
+    return values.sum() / is_known.sum().clamp(min=1)

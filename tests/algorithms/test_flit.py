@@ -13,7 +13,6 @@ from flower_fgl.algorithms.flit import (
     difficulty,
     item_losses,
     item_weights,
-    mean_of_known,
     output_distance,
     running_mean,
     shift_shapes,
@@ -21,7 +20,7 @@ from flower_fgl.algorithms.flit import (
     virtual_loss,
 )
 from flower_fgl.core.label_scores import binary_loss
-from flower_fgl.core.regression import regression_loss
+from flower_fgl.core.regression import mean_of_known, regression_loss
 from flower_fgl.core.schema import Schema
 from flower_fgl.nn import Backbone, GraphInput, build_model
 from tests.nn.test_gine import model_and_graph
