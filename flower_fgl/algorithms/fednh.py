@@ -2,15 +2,6 @@
 
 Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
 AAAI 2023.
-
-===========  ==========================================================
-symbol       argument or attribute
-===========  ==========================================================
-W            ``Prototypes.weight``, ``prototypes``
-s            ``Prototypes.scale``
-μ_i^c        ``means``
-ρ            ``rho``
-===========  ==========================================================
 """
 
 from typing import Unpack
@@ -19,11 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
+from flower_fgl.algorithms.own_network import NetworkSizes, SplitNet, sized_backbone
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.methods.fednh import FedNHSettings
-from flower_fgl.nn import Backbone, GraphInput
 
 __all__ = ["PROTOTYPES", "FedNHNet", "SphereHead", "move_prototypes", "separate"]
 __all__ += ["unit_class_means"]
@@ -101,29 +91,16 @@ class SphereHead(nn.Module):
         return self.scale * (F.normalize(h, dim=1) @ self.weight.T)
 
 
-class FedNHNet(Backbone):
+class FedNHNet(SplitNet):
     """A backbone's layers as encoder, and a :class:`SphereHead`.
 
     Torch's global generator draws weights and prototypes.
     """
 
     def __init__(self, settings: FedNHSettings, **sizes: Unpack[NetworkSizes]) -> None:
-        nn.Module.__init__(self)
         encoder = sized_backbone(sizes, num_outputs=1, has_linear_head=True)
         encoder.classifier = nn.Identity()
-        self.encoder: Backbone = encoder
-        self.hidden_channels = width = encoder.hidden_channels
-        self.dropout, self.readout = encoder.dropout, False
-        prototypes = separate(torch.randn(sizes["num_outputs"], width))
-        self.classifier: SphereHead = SphereHead(
-            prototypes, settings.scale, is_trained=settings.train_scale
-        )
-
-    @property
-    def reach(self) -> int | None:
-        """The encoder's number of layers that read neighbours."""
-        return self.encoder.reach
-
-    def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return the representation of each node, without a last activation: (N, p)."""
-        return self.encoder.represent(graph)
+        start = torch.randn(sizes["num_outputs"], encoder.hidden_channels)
+        scale, is_trained = settings.scale, settings.train_scale
+        head = SphereHead(separate(start), scale, is_trained=is_trained)
+        super().__init__(encoder, head)

@@ -4,14 +4,13 @@ Zhao et al., "Personalized federated few-shot node classification", Sci China In
 68(1):112105, 2025.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.own_network import SplitNet
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
@@ -37,7 +36,7 @@ def build_encoder(name: str, **sizes: Any) -> Backbone:
     return encoder
 
 
-class PersonalNet(Backbone):
+class PersonalNet(SplitNet):
     """A graph network θ^g and a linear classifier of selected classes, not copied.
 
     ``classes`` (c,), int64, are the predicted classes, in the order of the classifier's
@@ -56,22 +55,13 @@ class PersonalNet(Backbone):
         num_classes: int,
         rep_norm: RepNorm,
     ) -> None:
-        nn.Module.__init__(self)
-        self.encoder: Backbone = encoder
-        self.classifier = classifier
+        super().__init__(encoder, classifier)
         self.register_buffer("classes", classes)
         self.num_classes, self.rep_norm = num_classes, rep_norm
-        self.hidden_channels = encoder.hidden_channels
-        self.dropout, self.readout = encoder.dropout, False
-
-    @property
-    def reach(self) -> int | None:
-        """The encoder's number of layers that read neighbours."""
-        return self.encoder.reach
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the normalised representation of each node: (N, H)."""
-        return bound(self.encoder.represent(graph), self.rep_norm)
+        return bound(super().embed_nodes(graph), self.rep_norm)
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Predict classes: logits (N, C), -inf for classes not in ``classes``."""

@@ -1,10 +1,12 @@
-"""Sizes of a method's own network, and the backbone inside it."""
+"""Sizes of a method's own network, the backbone inside it, and its separate classifier."""
 
 from typing import Any, TypedDict
 
-from flower_fgl.nn import Backbone, build_model
+from torch import Tensor, nn
 
-__all__ = ["NetworkSizes", "backbone_sizes", "sized_backbone"]
+from flower_fgl.nn import Backbone, GraphInput, build_model
+
+__all__ = ["NetworkSizes", "SplitNet", "backbone_sizes", "sized_backbone"]
 
 
 class NetworkSizes(TypedDict):
@@ -32,3 +34,23 @@ def backbone_sizes(sizes: NetworkSizes) -> dict[str, Any]:
 def sized_backbone(sizes: NetworkSizes, **changes: Any) -> Backbone:
     """Build a backbone of these sizes; ``changes`` are arguments of ``build_model``."""
     return build_model(sizes["model"], **backbone_sizes(sizes) | changes)
+
+
+class SplitNet(Backbone):
+    """An encoder's representations and a classifier of them, both not copied."""
+
+    def __init__(self, encoder: Backbone, classifier: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.encoder: Backbone = encoder
+        self.classifier = classifier
+        self.hidden_channels = encoder.hidden_channels
+        self.dropout, self.readout = encoder.dropout, False
+
+    @property
+    def reach(self) -> int | None:
+        """The encoder's number of layers that read neighbours."""
+        return self.encoder.reach
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the representation of each node, without a last activation: (N, p)."""
+        return self.encoder.represent(graph)

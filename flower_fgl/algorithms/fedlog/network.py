@@ -1,13 +1,12 @@
 """FedLoG's network: an encoder, two branches, and learnable nodes per class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedlog.branches import Branch, degree_weights, mix_log_probs
+from flower_fgl.algorithms.own_network import SplitNet
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.stacked import StackedInput
 
@@ -189,19 +188,11 @@ class FedLogBranchNet(Backbone):
         return torch.cat(parts, dim)
 
 
-class LinearTop(Backbone):
+class LinearTop(SplitNet):
     """The encoder φ, not copied, with a new linear classifier, for pretraining."""
 
     def __init__(self, encoder: Backbone, width: int, num_classes: int) -> None:
-        nn.Module.__init__(self)
-        self.readout = False
-        self.encoder: Backbone = encoder
-        self.classifier: nn.Linear = nn.Linear(width, num_classes)
-
-    @property
-    def reach(self) -> int | None:
-        """The number of layers of φ that read neighbours."""
-        return self.encoder.reach
+        super().__init__(encoder, nn.Linear(width, num_classes))
 
     def embed(self, graph: GraphInput) -> Tensor:
         """Return the embeddings of all nodes: (N, E)."""
