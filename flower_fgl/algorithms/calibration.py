@@ -10,23 +10,11 @@ Conformal Predictors for Distributed Uncertainty Quantification", ICML 2023, who
 quantile sketches. Locally scaled intervals follow Lei et al., "Distribution-Free Predictive
 Inference for Regression", JASA 2018, section 5.2.
 
-======================================  ===========================================
-symbol or step                          function
-======================================  ===========================================
-T, the temperature                      :func:`temperature_nll`, :func:`best_place`
-isotonic regression of each class       :func:`isotonic_map`, :func:`calibrated`
-s(x, y), the score of a class           :func:`class_scores`
-ŝ(v, y), diffused to neighbours         :func:`diffused`
-ρ̂(x), the local error                   :func:`local_errors`, :func:`half_widths`
-q̂, the ⌈(n+1)(1-α)⌉-th smallest score   :func:`threshold`
-q̂ from histograms                       :func:`histogram_threshold`
-======================================  ===========================================
-
 Letters: n items, N nodes, C classes, T targets, G temperatures, B bins.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -117,15 +105,17 @@ def calibrated(logits: Tensor, found: Calibration, *, is_free: bool) -> Tensor:
     p = probabilities(logits, found.temperature, is_free=is_free)
     if not found.knots:
         return p
-    columns = [
-        _interpolate(column, *knots)
-        for column, knots in zip(p.T, found.knots, strict=True)
-    ]
-    mapped = torch.stack(columns, dim=1)
+    mapped = _interpolated(p, found.knots)
     if is_free:
         return mapped
     total = mapped.sum(dim=1, keepdim=True)
     return torch.where(total > 0, mapped / total.clamp(min=1e-300), p)
+
+
+def _interpolated(values: Tensor, knots: Sequence[Knots]) -> Tensor:
+    """Interpolate each column (n, C) between its knots."""
+    columns = [_interpolate(v, *own) for v, own in zip(values.T, knots, strict=True)]
+    return torch.stack(columns, dim=1)
 
 
 def _interpolate(p: Tensor, x: tuple[float, ...], y: tuple[float, ...]) -> Tensor:
@@ -321,11 +311,7 @@ def half_widths(predicted: Tensor, found: Calibration) -> Tensor:
     half = torch.tensor(found.thresholds, dtype=torch.float64, device=predicted.device)
     if found.score != SCALED:
         return half.expand(predicted.shape)
-    local = [
-        _interpolate(column, *knots)
-        for column, knots in zip(predicted.T, found.knots, strict=True)
-    ]
-    return torch.stack(local, dim=1) * half
+    return _interpolated(predicted, found.knots) * half
 
 
 def in_intervals(

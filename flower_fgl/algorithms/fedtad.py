@@ -2,16 +2,6 @@
 
 Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
 Federated Learning", IJCAI 2024.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-φ            ``features``, features beside return probabilities
-κ_i(c)       ``reliability``
-κ̂_i(c)       result of :func:`normalise_reliability`
-θ_i(G)       ``clients``, logits of the clients' models
-w(G)         ``common``, logits of the global model
-===========  ==========================================================
 """
 
 import numpy as np
@@ -27,7 +17,7 @@ from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["GraphGenerator", "balanced_classes", "class_reliability", "discrepancy"]
 __all__ += ["generator_loss", "neighbour_similarity", "normalise_reliability"]
-__all__ += ["row_weights"]
+__all__ += ["row_products", "row_weights"]
 
 STEPS = 5
 """Longest random walk of the structure part of φ."""
@@ -40,11 +30,19 @@ def neighbour_similarity(features: csr_array, edges: Tensor) -> Tensor:
     """Compute cos(φ_u, φ_v) of edges (2, E): (E,), float64; 0 without features."""
     length = norm(features, axis=1)
     scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
-    unit = csr_array(diags(scale) @ features)
+    return row_products(csr_array(diags(scale) @ features), edges)
+
+
+def row_products(matrix: csr_array, edges: Tensor) -> Tensor:
+    """Compute the scalar product of the rows at both ends of edges (2, E): (E,), float64.
+
+    Edges are taken in blocks, whose rows are in memory at once.
+    """
     found = [np.zeros(0)]
     for block in torch.split(edges, 1 << 16, dim=1):
         one, other = block.numpy()
-        found.append(np.asarray(unit[one].multiply(unit[other]).sum(axis=1)).ravel())
+        both = matrix[one].multiply(matrix[other]).sum(axis=1)
+        found.append(np.asarray(both, dtype=np.float64).ravel())
     return torch.from_numpy(np.concatenate(found))
 
 

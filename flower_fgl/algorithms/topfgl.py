@@ -1,19 +1,7 @@
 """Equations and modules of TopFGL: structural encoding, topology learner, new edges.
 
 "TopFGL", ICDE 2026.
-
-==========================================  ================================
-part                                        function
-==========================================  ================================
-structural encoding h^T                     :func:`structural_encoding`
-topology learner, logits E                  :class:`TopologyLearner`
-similarity of two learners, linear CKA      :func:`linear_cka`
-edges between nodes that the learner        :func:`likely_edges`,
-finds alike                                 :func:`drop_distant`
-==========================================  ================================
 """
-
-from __future__ import annotations
 
 import numpy as np
 import torch
@@ -22,6 +10,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedstar import return_probabilities
+from flower_fgl.algorithms.fedtad import row_products
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
@@ -58,16 +47,9 @@ def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
         return torch.zeros(num_nodes, 2)
     source, target = codes // num_nodes, codes % num_nodes
     degree = torch.bincount(source, minlength=num_nodes).double()
-    ones = np.ones(len(source))
-    adjacency = csr_array(
-        (ones, (source.numpy(), target.numpy())), shape=(num_nodes, num_nodes)
-    )
-    parts = []
-    for block in torch.split(torch.arange(len(source)), 1 << 16):
-        one, other = source[block].numpy(), target[block].numpy()
-        both = adjacency[one].multiply(adjacency[other]).sum(axis=1)
-        parts.append(torch.from_numpy(np.asarray(both, dtype=np.float64)))
-    common = torch.cat(parts)
+    edges, ones = torch.stack([source, target]), np.ones(len(source))
+    adjacency = csr_array((ones, tuple(edges.numpy())), shape=(num_nodes, num_nodes))
+    common = row_products(adjacency, edges)
     jaccard = common / (degree[source] + degree[target] - common)
     nearness = 1 / (1 + (degree[source] - degree[target]).abs())
     values = torch.stack([nearness, jaccard], dim=1)
