@@ -7,7 +7,7 @@ Heterogeneity", ICDE 2024.
 symbol       here
 ===========  ==========================================================
 Y            ``soft``, predictions of the federated model, constants
-B            :func:`alike_pairs`, constant pairs of nodes
+B            :func:`likeness` above ``ALIKE``, constant pairs of nodes
 Ã            :func:`propagation_matrix`
 X̂            :func:`propagated`
 h            :func:`homophily_confidence`
@@ -30,11 +30,11 @@ from flower_fgl.algorithms.fedgta import propagate_labels
 from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.sparse import Operator
+from flower_fgl.nn.sparse import Operator, computed_once
 
-__all__ = ["AdaFGLNet", "Outputs", "adafgl_loss", "alike_pairs", "combine"]
-__all__ += ["homophily_confidence", "likeness", "propagated", "propagated_linear"]
-__all__ += ["propagation_matrix", "signed_messages", "signed_products"]
+__all__ = ["AdaFGLNet", "Outputs", "adafgl_loss", "combine", "homophily_confidence"]
+__all__ += ["likeness", "propagated", "propagated_linear", "propagation_matrix"]
+__all__ += ["signed_messages", "signed_products"]
 
 ALIKE = 0.999
 """Cosine of two predictions above which their nodes count as neighbours."""
@@ -57,11 +57,6 @@ def likeness(probabilities: Tensor) -> Tensor:
     cosine = unit @ unit.T
     own = torch.eye(len(cosine), dtype=torch.bool, device=cosine.device)
     return cosine.masked_fill(own, 0.0)
-
-
-def alike_pairs(soft: Tensor) -> Tensor:
-    """Return B: whether the predictions Y (N, C) of two nodes are alike, (N, N) bool."""
-    return likeness(soft) > ALIKE
 
 
 def propagation_matrix(edge_index: Tensor, alike: Tensor, *, alpha: float) -> Tensor:
@@ -333,17 +328,14 @@ class AdaFGLNet(Backbone):
         self.message_head = _Head([wide, *after], self.dropout)
         self.slope = nn.Parameter(torch.full((1,), 0.25))
         self.register_buffer("confidence", torch.full((1,), UNKNOWN))
-        self._known: list[tuple[GraphInput, _Constants]] = []
+        self._known: dict[GraphInput, _Constants] = {}
 
     def _constants(self, graph: GraphInput) -> _Constants:
         """Return Y, X̂ and B of a graph, computed once."""
-        for known, found in self._known:
-            if known is graph:
-                return found
-        # scores are computed in inference mode, whose tensors cannot be trained with
-        with torch.inference_mode(False), torch.no_grad():
+
+        def compute() -> _Constants:
             soft = self.extractor.eval()(graph).softmax(dim=1)
-            alike = alike_pairs(soft)
+            alike = likeness(soft) > ALIKE
             matrix = propagation_matrix(graph.edge_index, alike, alpha=self.alpha)
             if self.maps_first(graph):
                 linear = partial(propagated_linear, matrix, graph, steps=self.steps)
@@ -351,9 +343,9 @@ class AdaFGLNet(Backbone):
                 x = graph.dense_features()
                 linear = partial(F.linear, propagated(matrix, x, steps=self.steps))
             alike = alike.to(soft.dtype)  # adding bool takes longer
-        found = _Constants(soft, alike, linear)
-        self._known.append((graph, found))
-        return found
+            return _Constants(soft, alike, linear)
+
+        return computed_once(self._known, graph, compute)
 
     def maps_first(self, graph: GraphInput) -> bool:
         """Return whether mapping sparse features before propagation costs less."""

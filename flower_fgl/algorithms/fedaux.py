@@ -1,16 +1,6 @@
 """FedAux's network: nodes that are near on a trained direction are smoothed together.
 
 Zhuo, Zhan and Yu, "FedAux", NeurIPS 2025.
-
-===========  ==========================================================
-symbol       here
-===========  ==========================================================
-h_i          ``h``, output of the last graph layer, linear
-a            ``FedAuxNet.direction``, of width d' = ``hidden-channels``
-s_i          :func:`position_scores`
-κ_ij, z_i    :func:`kernel_smooth`
-r_i          ``[h_i ‖ z_i]``, result of ``FedAuxNet.embed_nodes``
-===========  ==========================================================
 """
 
 from typing import Unpack
@@ -48,14 +38,12 @@ def position_scores(h: Tensor, direction: Tensor, *, kind: str = "longest") -> T
     return scores
 
 
-def kernel_smooth(
-    scores: Tensor, h: Tensor, *, sigma: float, chunk: int = CHUNK
-) -> Tensor:
+def kernel_smooth(scores: Tensor, h: Tensor, *, sigma: float) -> Tensor:
     """Compute z_i = Σ_j κ_ij h_j / Σ_j κ_ij with κ_ij = exp(−(s_i − s_j)²/σ²): (N, p).
 
     The rows of κ are normalised by a softmax, which has no underflow: κ_ii = 1.
     ``scores`` (N,) are s, and ``h`` (N, p) the embeddings of all nodes, labelled or
-    not. With more nodes than ``chunk``, the rows computed at once, the backward pass
+    not. With more nodes than ``CHUNK``, the rows computed at once, the backward pass
     computes the kernel again, so that N² numbers are never stored.
     """
 
@@ -63,11 +51,11 @@ def kernel_smooth(
         distance = (some[:, None] - scores[None, :]) / sigma
         return (-distance.square()).softmax(dim=1) @ h
 
-    if len(scores) <= chunk:
+    if len(scores) <= CHUNK:
         return rows(scores)
     pieces = [
         checkpoint(rows, some, use_reentrant=False)
-        for some in torch.split(scores, chunk)
+        for some in torch.split(scores, CHUNK)
     ]
     return torch.cat(pieces)
 

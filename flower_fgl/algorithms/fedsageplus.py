@@ -4,11 +4,9 @@ Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", Ne
 2021.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -100,7 +98,7 @@ class MendedGraph(GraphInput):
         self.generated = generated
         self._set_features(graph.x)
 
-    def with_generated(self, generated: Tensor) -> MendedGraph:
+    def with_generated(self, generated: Tensor) -> Self:
         """Return the same graph with new features (M, d) of the generated nodes."""
         out = copy(self)
         out.generated = generated
@@ -274,8 +272,7 @@ def _row_squares(x: Tensor) -> Tensor:
 
 def _rows_of(x: Tensor) -> Tensor:
     """Return the row of each stored entry of a sparse CSR matrix."""
-    number = torch.arange(x.shape[0], device=x.device)
-    return number.repeat_interleave(x.crow_indices().diff())
+    return torch.repeat_interleave(x.crow_indices().diff().long())
 
 
 def group_means(x: Tensor, least: int) -> Tensor:

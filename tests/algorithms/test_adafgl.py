@@ -14,7 +14,6 @@ from flower_fgl.algorithms.adafgl import (
     AdaFGLNet,
     Outputs,
     adafgl_loss,
-    alike_pairs,
     combine,
     homophily_confidence,
     likeness,
@@ -47,7 +46,7 @@ def test_likeness_is_the_cosine_of_the_predictions() -> None:
 def test_the_propagation_matrix_by_hand() -> None:
     # only nodes 0 and 3 are alike: B_03 = 1
     soft = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
-    found = propagation_matrix(PATH, alike_pairs(soft), alpha=0.25)
+    found = propagation_matrix(PATH, likeness(soft) > adafgl.ALIKE, alpha=0.25)
     # row sums with the diagonal: 1 + .25 + .75, 1 + .25 + .25
     ends, inner = 2.0, 1.5
     mixed = 0.25 / math.sqrt(ends * inner)

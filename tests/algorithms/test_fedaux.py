@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms import fedaux
 from flower_fgl.algorithms.fedaux import (
     FedAuxNet,
     kernel_smooth,
@@ -65,14 +66,15 @@ def test_the_kernel_is_the_slow_loop(generator: torch.Generator) -> None:
 
 
 def test_chunks_give_the_dense_values_and_gradients(
-    generator: torch.Generator,
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     h = torch.randn(30, 4, generator=generator)
     a = torch.randn(4, generator=generator)
     found = []
     for chunk in (100, 7):
+        monkeypatch.setattr(fedaux, "CHUNK", chunk)
         x, direction = h.clone().requires_grad_(), a.clone().requires_grad_()
-        z = kernel_smooth(position_scores(x, direction), x, sigma=1.0, chunk=chunk)
+        z = kernel_smooth(position_scores(x, direction), x, sigma=1.0)
         z.square().sum().backward()
         found.append((z.detach(), x.grad, direction.grad))
     for dense, chunked in zip(*found, strict=True):

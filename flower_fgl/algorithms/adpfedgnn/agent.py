@@ -4,12 +4,10 @@ Functions and networks serve one client, or K of a stack: nodes are then the fla
 of a :class:`~flower_fgl.nn.stacked.StackedInput`, and other shapes begin with K.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -196,13 +194,11 @@ def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
     return rows.gather(1, order.to(rows.device))
 
 
-def reward(
-    loss: float, history: Sequence[float], *, scale: float, is_literal: bool = False
-) -> float:
+def reward(loss: float, history: Sequence[float], *, is_literal: bool = False) -> float:
     """Reward a batch whose loss is below the mean of earlier losses, ADPFedGNN Eq. (3).
 
-    ``loss`` is L_task of the batch, ``history`` the earlier losses (0 without any), and
-    ``scale`` λ_rl. The reward is in [-1, 1].
+    ``loss`` is L_task of the batch, ``history`` the earlier losses (0 without any); λ_rl
+    is 1. The reward is in [-1, 1].
 
     Notes
     -----
@@ -211,7 +207,7 @@ def reward(
     """
     if not history:
         return 0.0
-    gain = scale * (sum(history) / len(history) - loss)
+    gain = sum(history) / len(history) - loss
     return max(-1.0, min(1.0, -gain if is_literal else gain))
 
 
@@ -265,14 +261,14 @@ class Steps(NamedTuple):
     reward: Tensor
 
     @classmethod
-    def empty(cls, size: int) -> Steps:
+    def empty(cls, size: int) -> Self:
         """Allocate ``size`` steps of zeros."""
         v, u, following, b, a = torch.zeros(5, size, dtype=torch.int32)
-        return Steps(v, u, following, b, a, torch.zeros(size))
+        return cls(v, u, following, b, a, torch.zeros(size))
 
-    def take(self, index: Tensor) -> Steps:
+    def take(self, index: Tensor) -> Self:
         """Return the steps at the given indices."""
-        return Steps(*(column[index] for column in self))
+        return self._make(column[index] for column in self)
 
 
 class ReplayBuffer:
@@ -351,8 +347,6 @@ def td_loss(
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 
 
-REWARD_SCALE = 1.0
-"""λ_rl, scale of the reward in Eq. (3)."""
 REPLAY_BATCH = 128
 """Steps from the replay buffer in each update of the agent."""
 LARGEST = 3.0
@@ -398,12 +392,8 @@ class AgentMemory:
 
     def reward(self, task: float) -> float:
         """Return the reward of a batch by its L_task, and note this loss."""
-        gain = reward(
-            task,
-            self.history,
-            scale=REWARD_SCALE,
-            is_literal=self.method_config.reward_sign == "literal",
-        )
+        is_literal = self.method_config.reward_sign == "literal"
+        gain = reward(task, self.history, is_literal=is_literal)
         if self.history:
             self.deviation.add(gain)
         self._losses.append(task)

@@ -3,10 +3,8 @@
 All serve one client, or K of a stack, whose shapes begin with K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from flower_fgl.algorithms.adpfedgnn.agent import (
 )
 from flower_fgl.algorithms.own_network import NetworkSizes, sized_backbone
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.computation_graph import ClientDraws
 from flower_fgl.nn.layers import relu_dropout
@@ -117,10 +116,6 @@ def residual_loss(
     """
     squares = (mean - local).square() * (-log_variance).exp()
     return _average((squares + log_variance).sum(dim=-1), share, -1)
-
-
-if TYPE_CHECKING:
-    from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 
 
 MASKABLE_BACKBONES = ("gat", "graphsage")

@@ -1,8 +1,6 @@
 """Distance of a pseudo-graph's class statistics to their targets: O-pFGL Eq. (11)."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -35,7 +33,7 @@ class ClassTargets(NamedTuple):
     @classmethod
     def of(
         cls, labels: Tensor, mean: Tensor, deviation: Tensor, counts: Tensor
-    ) -> ClassTargets:
+    ) -> Self:
         """Prepare targets from Y' (s,), μ, √s² (C, D) and N, ``counts`` (C,)."""
         number = torch.bincount(labels, minlength=len(counts))
         share = counts / counts.sum().clamp(min=1) * (number > 0)

@@ -1,7 +1,5 @@
 """Class statistics of propagated features: O-pFGL Eqs. (2)-(9), (14) and (15)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Loss of the second stage on the client, O-pFGL Eqs. (17)-(19)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self

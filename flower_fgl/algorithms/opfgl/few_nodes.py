@@ -4,8 +4,6 @@ A step of the generator multiplies small matrices. Calls take most of its time, 
 pairs of nodes are computed at once, and the derivatives are written out without autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -15,14 +13,17 @@ from flower_fgl.algorithms.opfgl.alignment import ClassTargets
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON
 from flower_fgl.methods.opfgl import OPFGLSettings
 
-__all__ = ["FewNodes"]
+__all__ = ["THRESHOLD", "FewNodes"]
+
+THRESHOLD = 0.01
+"""δ, the least weight of an edge."""
 
 
 class FewNodes:
     """The loss of the generator for s > 1 pseudo-nodes and a link predictor.
 
     ``links`` is a :class:`~flower_fgl.algorithms.opfgl.pseudo_graph.LinkPredictor`,
-    ``depth`` is h and ``threshold`` δ.
+    ``depth`` is h.
     """
 
     def __init__(
@@ -32,10 +33,8 @@ class FewNodes:
         settings: OPFGLSettings,
         *,
         depth: int,
-        threshold: float,
     ) -> None:
-        self._targets, self._settings = targets, settings
-        self._depth, self._threshold = depth, threshold
+        self._targets, self._settings, self._depth = targets, settings, depth
         self._links = dict(links.named_parameters())
         s, like = len(targets.labels), targets.mean
         row, column = torch.ones(s, s).nonzero().T
@@ -82,7 +81,7 @@ class FewNodes:
         upper, *upper_batch = _normalise(between, upper_scale, upper_shift)
         scores = torch.addmv(links["last.bias"], self._halves, upper @ head)
         sigmoid = scores.sigmoid()
-        kept = sigmoid >= self._threshold
+        kept = sigmoid >= THRESHOLD
         weight = kept.to(x) if self._settings.links == "hard" else sigmoid * kept
         align, smooth, to_weight, to_x = self._losses(x, weight, needs_x=not of_links)
         to_scores = torch.ops.aten.sigmoid_backward(to_weight * kept, sigmoid)

@@ -1,7 +1,5 @@
 """What a client infers from its labels: O-pFGL Eqs. (2)-(4) and (7)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ in each of two thousand steps. Autograd would keep a dozen such tensors and read
 from main memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ The generator and its losses follow Xiao et al., "Simple graph condensation", EC
 2024.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.opfgl.alignment import ClassTargets, alignment_loss
-from flower_fgl.algorithms.opfgl.few_nodes import FewNodes
+from flower_fgl.algorithms.opfgl.few_nodes import THRESHOLD, FewNodes
 from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores, smoothness_loss
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import seeded
@@ -27,16 +25,11 @@ from flower_fgl.nn.sparse import apply_function
 __all__ = ["LinkPredictor", "PseudoGraph", "PseudoGraphGenerator", "generate"]
 __all__ += ["link_weights", "propagated", "pseudo_counts"]
 
-THRESHOLD = 0.01
-"""δ, the least weight of an edge."""
 
-
-def link_weights(
-    scores: Tensor, *, threshold: float = THRESHOLD, is_hard: bool = False
-) -> Tensor:
+def link_weights(scores: Tensor, *, is_hard: bool = False) -> Tensor:
     """Turn scores into an adjacency matrix (s, s), O-pFGL Eq. (10).
 
-    ``A_ij = σ(z_ij)`` where it is at least δ = ``threshold`` and i ≠ j, else 0; z are
+    ``A_ij = σ(z_ij)`` where it is at least δ = ``THRESHOLD`` and i ≠ j, else 0; z are
     ``scores`` (s, s), symmetric. If it ``is_hard``, kept edges have weight 1, with the
     gradient of σ(z).
 
@@ -47,7 +40,7 @@ def link_weights(
     """
     weight = torch.sigmoid(scores)
     weight = (weight + weight.T) / 2  # a vectorised σ may differ in the last bit
-    kept = (weight.detach() >= threshold).to(weight.dtype).fill_diagonal_(0)
+    kept = (weight.detach() >= THRESHOLD).to(weight.dtype).fill_diagonal_(0)
     weight = weight * kept
     return weight + (kept - weight).detach() if is_hard else weight
 
@@ -222,9 +215,7 @@ class PseudoGraphGenerator:
         self.links = links.to(mean)
         self._link_weights = list(self.links.parameters())
         self._similarity: list[Tensor] = []
-        self._few = FewNodes(
-            self.targets, self.links, settings, depth=depth, threshold=THRESHOLD
-        )
+        self._few = FewNodes(self.targets, self.links, settings, depth=depth)
         self._for_links, self._for_features = (
             quick(Adam(parameters, lr=lr, fused=True))
             for parameters, lr in (

@@ -1,13 +1,12 @@
 """Neighbours at each hop, for FedPG's prototypes: listed, and selected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from scipy import sparse
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from flower_fgl.algorithms.prototypes.two_steps import (
     count_walks,
     two_step_rows,
 )
-from flower_fgl.nn.sparse import SparseOperator, narrow_csr
+from flower_fgl.nn.sparse import SparseOperator, computed_once, narrow_csr
 
 __all__ = ["MOST_BYTES", "Pairs", "annotate", "draw_two_steps", "pairs_of"]
 __all__ += ["ring_pairs", "select_pairs"]
@@ -48,40 +47,41 @@ class Pairs:
 
     def start(self, num_nodes: int) -> Tensor:
         """Return the first pair of each node, of shape (N + 1,), int64; cached."""
-        if "start" not in self._made:
-            start = torch.zeros(
-                num_nodes + 1, dtype=torch.int64, device=self.centre.device
-            )
+
+        def compute() -> Tensor:
             degree = torch.bincount(self.centre, minlength=num_nodes)
-            torch.cumsum(degree, 0, out=start[1:])
-            self._made["start"] = start
-        found: Tensor = self._made["start"]
+            return F.pad(degree.cumsum(0), (1, 0))
+
+        found: Tensor = computed_once(self._made, "start", compute)
         return found
 
-    def reverse(self) -> tuple[Pairs, Tensor]:
+    def reverse(self) -> tuple[Self, Tensor]:
         """Return the pairs sorted by neighbour, sides swapped; cached.
 
         Also return the present position of each of them, of shape (E,), int64.
         """
-        if "reverse" not in self._made:
+
+        def compute() -> tuple[Self, Tensor]:
             order = torch.argsort(self.neighbour, stable=True)
-            swapped = Pairs(self.neighbour[order], self.centre[order])
-            self._made["reverse"] = swapped, order
-        found: tuple[Pairs, Tensor] = self._made["reverse"]
+            return type(self)(self.neighbour[order], self.centre[order]), order
+
+        found: tuple[Self, Tensor] = computed_once(self._made, "reverse", compute)
         return found
 
     def mean(self, shape: tuple[int, int]) -> SparseOperator:
         """Return the matrix that averages over each centre's neighbours; cached."""
-        if "mean" not in self._made:
+
+        def compute() -> SparseOperator:
             start = self.start(shape[0])
             share = (1 / start.diff()).index_select(0, self.centre)
             swapped, order = self.reverse()
-            self._made["mean"] = SparseOperator.from_sorted(
+            return SparseOperator.from_sorted(
                 (start, self.neighbour, share),
                 (swapped.start(shape[1]), swapped.neighbour, share[order]),
                 shape,
             )
-        found: SparseOperator = self._made["mean"]
+
+        found: SparseOperator = computed_once(self._made, "mean", compute)
         return found
 
     def adjacency(self, num_nodes: int) -> sparse.csr_matrix:

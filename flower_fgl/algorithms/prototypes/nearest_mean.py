@@ -1,7 +1,5 @@
 """Classification by the nearest class mean in an embedding space."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
@@ -73,6 +71,28 @@ def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor
     return F.cross_entropy(logits[has_others], labels[has_others])
 
 
+class FixedMeans(Backbone):
+    """Classifier by constant class means: :class:`NearestMean` without training nodes.
+
+    ``means`` (C, p) are those of the training nodes' embeddings by ``network``; ``classes``
+    (C,), bool, are those with training nodes.
+    """
+
+    means: Tensor
+    classes: Tensor
+
+    def __init__(self, network: Backbone, means: Tensor, classes: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.register_buffer("means", means)
+        self.register_buffer("classes", classes)
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
+        embedding = bound(self.network(graph), "l2")
+        return logits_to_means(embedding, self.means, self.classes)
+
+
 class NearestMean(Backbone):
     """Embed by a network's outputs of unit length; predict the nearest class mean.
 
@@ -139,25 +159,3 @@ class NearestMean(Backbone):
         """Return the network with the means under the current weights."""
         means = _means_of(self.embed_training(), self.labels, self.num_classes)
         return FixedMeans(self.network, *means)
-
-
-class FixedMeans(Backbone):
-    """Classifier by constant class means: :class:`NearestMean` without training nodes.
-
-    ``means`` (C, p) are those of the training nodes' embeddings by ``network``; ``classes``
-    (C,), bool, are those with training nodes.
-    """
-
-    means: Tensor
-    classes: Tensor
-
-    def __init__(self, network: Backbone, means: Tensor, classes: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.network = network
-        self.register_buffer("means", means)
-        self.register_buffer("classes", classes)
-
-    def forward(self, graph: GraphInput) -> Tensor:
-        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
-        embedding = bound(self.network(graph), "l2")
-        return logits_to_means(embedding, self.means, self.classes)

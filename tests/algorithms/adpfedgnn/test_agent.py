@@ -206,16 +206,15 @@ def test_shuffling_permutes_the_entries_of_each_row(
 
 
 def test_a_loss_below_the_earlier_ones_is_rewarded() -> None:
-    assert reward(0.8, [0.9, 1.1], scale=1.0) == pytest.approx(0.2)
-    assert reward(1.2, [0.9, 1.1], scale=1.0) == pytest.approx(-0.2)
-    assert reward(0.8, [1.0], scale=1.0, is_literal=True) == pytest.approx(-0.2)
-    assert reward(0.8, [1.0], scale=0.5) == pytest.approx(0.1)
+    assert reward(0.8, [0.9, 1.1]) == pytest.approx(0.2)
+    assert reward(1.2, [0.9, 1.1]) == pytest.approx(-0.2)
+    assert reward(0.8, [1.0], is_literal=True) == pytest.approx(-0.2)
 
 
 def test_the_reward_is_zero_at_first_and_never_beyond_one() -> None:
-    assert reward(5.0, [], scale=1.0) == 0
-    assert reward(0.0, [9.0], scale=1.0) == 1
-    assert reward(9.0, [0.0], scale=1.0) == -1
+    assert reward(5.0, []) == 0
+    assert reward(0.0, [9.0]) == 1
+    assert reward(9.0, [0.0]) == -1
 
 
 def test_the_next_state_is_the_next_candidate_of_the_same_target() -> None:

@@ -80,11 +80,12 @@ def test_the_link_predictor_is_the_mlp_with_batch_norm_over_all_pairs(
 
 
 def test_the_adjacency_is_symmetric_thresholded_and_without_loops(
-    generator: torch.Generator,
+    generator: torch.Generator, monkeypatch
 ) -> None:
+    monkeypatch.setattr(pseudo_graph, "THRESHOLD", 0.2)
     raw = torch.randn(12, 12, generator=generator) * 3
     scores = (raw + raw.T).requires_grad_()
-    weight = link_weights(scores, threshold=0.2)
+    weight = link_weights(scores)
     assert torch.equal(weight, weight.T)
     assert not weight.diagonal().any()
     kept = weight > 0
@@ -96,20 +97,21 @@ def test_the_adjacency_is_symmetric_thresholded_and_without_loops(
     torch.testing.assert_close(to_scores, a * (1 - a))  # zero where no edge is kept
 
 
-def test_links_are_kept_from_one_percent_on() -> None:
+def test_links_are_kept_from_one_percent_on(monkeypatch) -> None:
     scores = torch.logit(torch.tensor([[0.5, 0.009], [0.009, 0.5]]))
     assert not link_weights(scores).any()
-    kept = link_weights(torch.zeros(2, 2), threshold=0.5)  # σ(0) is the threshold
-    assert kept.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+    assert link_weights(torch.zeros(2, 2)).tolist() == [[0.0, 0.5], [0.5, 0.0]]
+    monkeypatch.setattr(pseudo_graph, "THRESHOLD", 0.5)  # σ(0) is the threshold
     assert link_weights(torch.zeros(2, 2)).tolist() == [[0.0, 0.5], [0.5, 0.0]]
 
 
 def test_a_hard_adjacency_is_zero_or_one_with_the_gradient_of_the_weight(
-    generator: torch.Generator,
+    generator: torch.Generator, monkeypatch
 ) -> None:
+    monkeypatch.setattr(pseudo_graph, "THRESHOLD", 0.3)
     raw = torch.randn(8, 8, generator=generator) * 3
     scores = (raw + raw.T).requires_grad_()
-    soft, hard = (link_weights(scores, threshold=0.3, is_hard=h) for h in (False, True))
+    soft, hard = (link_weights(scores, is_hard=h) for h in (False, True))
     torch.testing.assert_close(hard.detach(), (soft > 0).float())
     to_soft, to_hard = (torch.autograd.grad(a.sum(), scores)[0] for a in (soft, hard))
     assert torch.equal(to_soft, to_hard)
