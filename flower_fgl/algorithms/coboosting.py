@@ -2,13 +2,6 @@
 
 Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
 ICLR 2024.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-w_k          ``weights``, of the clients' logits in the ensemble
-μ, ε         ``step``, ``size``
-===========  ==========================================================
 """
 
 import torch

@@ -3,14 +3,6 @@
 Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022. The paper
 generates images; here the generator makes the features of nodes, and their edges lead to
 the nearest neighbours.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-z, y         ``noise``, ``labels``
-D(x)         ``ensemble``, weighted mean of the clients' logits
-f_S(x)       ``student``, its logits
-===========  ==========================================================
 """
 
 import torch
@@ -95,7 +87,8 @@ def ensemble_logits(logits: Tensor, weights: Tensor) -> Tensor:
 def disagreement(ensemble: Tensor, student: Tensor) -> Tensor:
     """Compute KL(D(x) ‖ f_S(x)) of nodes on which both predict another class.
 
-    The arguments are logits (b, C); the mean is over all b nodes.
+    ``ensemble`` (b, C) are the logits D(x), the weighted mean of the clients', and
+    ``student`` (b, C) f_S(x); the mean is over all b nodes.
     """
     divergence = divergence_terms(student, ensemble).sum(dim=1)
     return (divergence * (ensemble.argmax(dim=1) != student.argmax(dim=1))).mean()

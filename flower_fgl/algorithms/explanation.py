@@ -6,15 +6,6 @@ Neural Networks", NeurIPS 2019. The backbones of this package compute PyG's laye
 products, so the hooks of ``torch_geometric.explain`` see no messages; here the mask
 multiplies the weights of the edges instead, which gives the same network.
 
-=================================  ========================================
-symbol or step                     function
-=================================  ========================================
-∫ ∂F(x₀ + α(x − x₀))/∂x dα         :func:`integrated_gradients`
-the mask M, Eq. (6) with a penalty  :func:`edge_mask`
-overlap of several masks           :func:`overlap`
-score drop without the edges       :func:`drops`
-=================================  ========================================
-
 Letters: n nodes, d features, E undirected edges.
 """
 

@@ -2,16 +2,7 @@
 
 Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
 ICML 2021.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-G_w(y, ε)    :class:`LatentGenerator`
-α_k^c        ``weights[k, c]``, client k's share of the nodes of class c
-===========  ==========================================================
 """
-
-from __future__ import annotations
 
 import functools
 

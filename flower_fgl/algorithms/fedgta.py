@@ -1,19 +1,7 @@
 """Equations of FedGTA: propagated labels, their moments and their confidence.
 
 Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-F⁰           ``soft``, predictions; training rows are one-hot
-P            ``operator``, D̃^{-1/2} (A + I) D̃^{-1/2}
-R, Q         :func:`sharpen` with temperature 1 and ``FLAT``
-v_i          :func:`moments`
-H_i          :func:`confidence`
-===========  ==========================================================
 """
-
-from __future__ import annotations
 
 import math
 

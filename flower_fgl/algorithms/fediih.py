@@ -1,18 +1,7 @@
 """FedIIH's network of latent factors, and the similarity of two clients' factors.
 
 Yu et al., "FedIIH", AAAI 2025, as its published code computes it.
-
-===========  ==========================================================
-symbol       here
-===========  ==========================================================
-F, p, R      ``factors``, ``width``, ``iterations``
-u            :func:`route`
-(μ̄, λ̄)       ``FedIIHNet.summary``, mean and logarithm of the variance
-S            :func:`factor_similarity`
-===========  ==========================================================
 """
-
-from __future__ import annotations
 
 import math
 from typing import Unpack

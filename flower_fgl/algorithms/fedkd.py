@@ -2,16 +2,6 @@
 
 Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
 Communications 13, 2022.
-
-==============  ==========================================================
-symbol          argument
-==============  ==========================================================
-y^t, y^s        ``teacher``, ``student``: logits
-H^t, H^s        ``hidden_teacher``, ``hidden_student``
-W^h             ``MutualPair.projection``
-T_start, T_end  ``start``, ``end``
-U, Σ, V         ``name/u``, ``name/s``, ``name/v`` of :func:`compress`
-==============  ==========================================================
 """
 
 from collections.abc import Mapping
@@ -34,7 +24,7 @@ TINY = 1e-8
 def energy_threshold(
     server_round: int, rounds: int, *, start: float, end: float
 ) -> float:
-    """Return the share of the energy to keep in round t: from T_start, linearly, to T_end.
+    """Return the share of the energy to keep in round t: linearly from T_start to T_end.
 
     Rounds later than ``rounds`` count as the last one.
     """
@@ -97,10 +87,10 @@ def mutual_loss(
     """Compute the losses of teacher and student, and return their sum.
 
     ``L^t = CE^t + (KL(y^s‖y^t) + MSE(H^t, W^h H^s)) / (CE^t + CE^s)``, and for the
-    student with KL(y^t‖y^s). ``teacher`` and ``student`` (b, C) are logits, the hidden
-    states (b, p) H^t and W^h H^s. The gradient of the sum is that of L^t for the
-    teacher, of L^s for the student and W^h. The single terms are returned too, without
-    gradient.
+    student with KL(y^t‖y^s). ``teacher`` and ``student`` (b, C) are the logits y^t and
+    y^s, the hidden states (b, p) H^t and W^h H^s. The gradient of the sum is that of L^t
+    for the teacher, of L^s for the student and W^h. The single terms are returned too,
+    without gradient.
 
     Notes
     -----

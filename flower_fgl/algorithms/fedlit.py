@@ -2,15 +2,6 @@
 
 Xie, Xiong and Yang, "Federated Node Classification over Graphs with Latent Link-type
 Heterogeneity", WWW 2023, as its published code computes them, but for its errors.
-
-===========  ==========================================================
-symbol       here
-===========  ==========================================================
-M, L         ``types``, ``num_layers`` of each channel
-H            first linear map of the features
-e            :func:`edge_vectors`
-Z_m          channel m of :class:`FedLITNet`
-===========  ==========================================================
 """
 
 import math
@@ -139,7 +130,7 @@ class FedLITNet(Backbone):
         self._first: Tensor | None = None
 
     def first_map(self, graph: GraphInput) -> Tensor:
-        """Return H (N, p)."""
+        """Return H (N, p), the first linear map of the features."""
         layer: Any = self.encoder["input"]  # type: ignore[index]
         return graph.linear(None, layer.weight, layer.bias)
 

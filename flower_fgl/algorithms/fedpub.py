@@ -1,7 +1,5 @@
 """FED-PUB: masks on a backbone's weights, and the graph on which models are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,14 +1,6 @@
 """Equations and module of FedSpray: an encoder without edges, and structure proxies.
 
 Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
-
-===========  ==========================================================
-symbol       argument or attribute
-===========  ==========================================================
-e            ``SprayEncoder.hidden``
-κ_1, κ_2     ``SprayEncoder.with_proxy``, ``SprayEncoder.alone``
-π_c          ``proxies`` of classes
-===========  ==========================================================
 """
 
 import torch
@@ -29,7 +21,11 @@ CLASS_START, NODE_START = 0.01, 0.1
 
 
 class SprayEncoder(nn.Module):
-    """The shared part: an encoder of features, two classifiers, and class proxies."""
+    """The shared part: an encoder of features, two classifiers, and class proxies π.
+
+    The classifiers of e, the output of :meth:`hidden`, are κ_1 with a node's proxy and κ_2
+    alone.
+    """
 
     proxies: Tensor
 

@@ -2,14 +2,6 @@
 
 "FedSST", CVPR 2026, by a detailed note on the paper. The note gives the formulas but not
 all constants, see :class:`~flower_fgl.methods.fedsst.FedSSTSettings`.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-H            ``hidden``, outputs of the first GIN layer for the probe
-q_k          ``signals``, result of :func:`structure_signal`
-x_k, w_k     results of :func:`relative_signals` and of :func:`shares`
-===========  ==========================================================
 """
 
 import math

@@ -2,15 +2,6 @@
 
 Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
 AAAI 2023.
-
-===========  ==========================================================
-symbol       here
-===========  ==========================================================
-s_v          rows of :func:`structure_encoding`
-k_1          ``walks``, steps of the random walk
-k_2          ``degrees``, entries of the one-hot degree
-x^l, s^l     hidden features and hidden structure after layer l
-===========  ==========================================================
 """
 
 from typing import Any, Unpack

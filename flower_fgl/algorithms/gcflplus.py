@@ -1,15 +1,6 @@
 """Equations of GCFL+: when a cluster of clients splits, and how.
 
 Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021.
-
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-Δθ_i         rows of ``updates``
-ε_1, ε_2     ``eps1``, ``eps2``
-Q            ``series``, gradient norms of the last rounds
-β            result of :func:`dtw_distances`
-===========  ==========================================================
 """
 
 from itertools import combinations

@@ -4,15 +4,7 @@ One rule covers FED-PUB, FedAux, FedGTA, FedIIH and TopFGL:
 
 ``a_ij = ρ_j g(S_ij) / Σ_l ρ_l g(S_il)`` and ``w_i = Σ_j a_ij θ_j``
 
-===========  ==========================================================
-symbol       argument
-===========  ==========================================================
-S            ``similarity``, symmetric
-ρ            ``prior``, at least 0
-g            :func:`softmax_weights`, :func:`linear_weights`, :func:`threshold_weights`
-a            ``attention``, each row sums to 1
-θ_j, w_i     ``states`` of :func:`mix_states`, and its result
-===========  ==========================================================
+S is the similarity of two clients, symmetric, and ρ a prior, at least 0.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,17 +3,6 @@
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2; momentum: Hsu et
 al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", 2019, Sec. 4 (FedAvgM).
-
-====================  =========================  ============================
-symbol                argument                   meaning
-====================  =========================  ============================
-η                     ``lr``                     step of the server
-β1                    ``beta1``                  decay of the mean update
-β2                    ``beta2``                  decay of its square
-τ                     ``tau``                    adaptivity
-x_t, Δ_t              ``weights``, ``change``    global model, mean update
-m_t, v_t              ``moments``                "m/NAME", "v/NAME"
-====================  =========================  ============================
 """
 
 from collections.abc import Mapping
@@ -41,8 +30,8 @@ def server_step(
 
     The rule ``kind`` is ``momentum``, ``adam``, ``yogi`` or ``adagrad``: FedAvgM,
     FedAdam, FedYogi or FedAdagrad. ``weights`` are x_t, which the clients started from,
-    ``mean`` is the weighted mean of their parameters, and ``moments`` are the result of
-    the last step, empty before the first one. ``lr`` is η, which ``correction``
+    ``mean`` is the weighted mean of their parameters, and ``moments``, m_t and v_t, are the
+    result of the last step, empty before the first one. ``lr`` is η, which ``correction``
     multiplies, and ``tau`` τ; ``beta1`` is not used by ``adagrad``, which has β1 = 0 in
     the paper's experiments, and ``beta2`` is used by ``adam`` and ``yogi``. With
     ``starts_at_zero`` v starts at 0, as in Flower, instead of τ². Returns x_{t+1} and the

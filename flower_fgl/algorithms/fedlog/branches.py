@@ -1,7 +1,5 @@
 """Node classification by distances to prototypes, and its losses, FedLoG Eqs. (2)-(10)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice

@@ -1,7 +1,5 @@
 """Global synthetic nodes: aggregation on the server and scaling on the client, FedLoG."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
