@@ -268,7 +268,7 @@ class Steps(NamedTuple):
 
     def take(self, index: Tensor) -> Self:
         """Return the steps at the given indices."""
-        return self._make(column[index] for column in self)
+        return type(self)(*(column[index] for column in self))
 
 
 class ReplayBuffer:
