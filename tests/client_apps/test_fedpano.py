@@ -17,6 +17,7 @@ from flower_fgl.client_apps.fedpano.training import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
@@ -89,7 +90,7 @@ def changed(before: dict[str, Tensor], module: Any) -> bool:
 
 
 def trainer_of(client: Client) -> Trainer:
-    return Trainer(client, assemble_modules(client, download_of(client)), 1)
+    return Trainer(Group(client, 1), assemble_modules(client, download_of(client)))
 
 
 def test_shapes_match_the_specification() -> None:
@@ -108,7 +109,7 @@ def test_shapes_match_the_specification() -> None:
 def test_local_labels_are_positions_among_the_own_classes() -> None:
     client = make_client()
     parts = build_parts(client)
-    trainer = Trainer(client, parts, 1)
+    trainer = Trainer(Group(client, 1), parts)
     assert parts.classes.tolist() == OWN
     assert torch.equal(parts.classes[trainer.own_labels], trainer.labels)
 
@@ -147,7 +148,7 @@ def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
         client = make_client(train=2, general=general)
         trainer = trainer_of(client)
         assert (trainer.part.inputs is not client.data.training.inputs) == is_part
-        terms = trainer.run(3)
+        terms = trainer.train(3)
         parts = trainer.parts
         found.append((terms, values(parts.shared), values(parts.own)))
         monkeypatch.setattr(training, "receptive_field", lambda *_: None)
@@ -157,7 +158,7 @@ def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
 def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
     trainer = trainer_of(make_client(use_client_classifier=False))
     before = values(trainer.parts.shared)
-    nodes = trainer.represent().detach()[trainer.client.data.training.index]
+    nodes = trainer.represent().detach()[trainer.group.clients[0].data.training.index]
     trainer.step_classifier(nodes[:, None].repeat(1, 5, 1))
     names = {
         n for n, t in trainer.parts.shared.state_dict().items()
@@ -169,7 +170,7 @@ def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
 def test_losses_match_a_loop() -> None:
     trainer = trainer_of(make_client())
     h = trainer.represent()
-    parts, data = trainer.parts, trainer.client.data.training
+    parts, data = trainer.parts, trainer.group.clients[0].data.training
     generic = own = 0.0
     for u, label in zip(data.index.tolist(), data.labels.tolist(), strict=True):
         of_all = parts.shared.classifier(h[u]).detach().double()
@@ -285,7 +286,7 @@ def test_without_generator_the_classifier_may_take_as_many_steps_as_with_it() ->
     steps: dict[int, Trainer] = {}
     for number in (1, 2):
         trainer = trainer_of(make_client(use_generator=False, classifier_steps=number))
-        trainer.run(1)
+        trainer.train(1)
         steps[number] = trainer
     one, two = steps[1].parts, steps[2].parts
     assert not changed(values(one.shared), two.shared)
@@ -367,9 +368,7 @@ def test_optimizer_moments_are_kept_with_optimizer_state_keep() -> None:
     kept = set(client.state.group("optimizer"))
     assert {name.split("/")[0] for name in kept} == {"fit", "classifier", "generator"}
     again = trainer_of(client)
-    (parameter,) = [p for n, p in again.modules["generator"].named_parameters()
-                    if n == "0.bias"]  # fmt: skip
-    moment = again.optimizers["generator"].state[parameter]["exp_avg"]
+    moment = again.optimizers["generator"].moments()["0.bias"][0]
     assert torch.equal(
         moment, client.state.group("optimizer/generator")["exp_avg/0.bias"]
     )

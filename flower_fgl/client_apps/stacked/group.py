@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flower_fgl.protocols.base import Payload
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
-__all__ += ["GroupOptimizer", "cross_entropy", "take_steps"]
+__all__ += ["GroupOptimizer", "cross_entropy", "take_steps", "terms_of_clients"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +234,11 @@ class Group:
     def stored(self, group: str = "model") -> list[dict[str, Tensor]]:
         """Return tensors of each client's state, by default of the model trained last."""
         return [part_of(client.state.tensors, f"{group}/") for client in self.clients]
+
+    def keep(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Store each client's part of stacked tensors as a group of its state."""
+        for client, own in zip(self.clients, self.split(tensors), strict=True):
+            client.state.set_group(group, own)
 
     def generators(self, purpose: str) -> list[torch.Generator]:
         """Return one CPU generator per client."""
@@ -533,6 +538,15 @@ def take_steps(
         value = written.loss()
     found: list[float] = value.tolist()
     return found
+
+
+def terms_of_clients(
+    terms: Mapping[str, Tensor], num_clients: int
+) -> list[dict[str, float]]:
+    """Return each client's part of terms (K,), those of one client ()."""
+    names, columns = list(terms), [term.view(-1).tolist() for term in terms.values()]
+    rows = zip(*columns, strict=True) if names else [()] * num_clients
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
