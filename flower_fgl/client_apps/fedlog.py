@@ -29,8 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -52,17 +51,16 @@ from flower_fgl.algorithms.fedlog.prompts import (
     prompt_pairs,
     train_prompt_generators,
 )
-from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.session import Session
-from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, Uniform
 from flower_fgl.client_apps.stacked.group import (
     Group,
     GroupClientApp,
     GroupFit,
+    Rows,
     Steps,
+    terms_of_clients,
 )
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
@@ -119,23 +117,11 @@ class FedLogClientApp(GroupClientApp):
     group_action = PRETRAIN
     group_is_once = True
 
-    def __init__(self, session: Session | None = None) -> None:
-        super().__init__(session)
-        self.train(PRETRAIN)(partial(self.handle_fit, fit=self.pretrain, last=once))
-
     def download_spec(self, client: Client) -> FedLogShapes:
         """Return the shapes of the client's network."""
         settings = client.config.method_config
         key = ("fedlog-shapes", settings, client.config.hidden_channels)
         return client.cached(key, lambda: FedLogShapes.of(self.build(client), settings))
-
-    def pretrain(
-        self, client: Client, server_round: int, download: FedLogDownload
-    ) -> Fit:
-        """Train PG_k of one client, see :meth:`act_group`."""
-        result = self.act_group(Group(client, server_round), [download])
-        upload, loss, terms = result.uploads[0], result.losses[0], result.terms[0]
-        return Fit(None, upload, loss, terms=terms)
 
     def act_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
         """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
@@ -159,22 +145,6 @@ class FedLogClientApp(GroupClientApp):
             ],
         )
 
-    def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
-        """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
-        kept = cast(FedLogBranchNet | None, self.personal_model(client, None))
-        network = kept or new_network(client)
-        load_weights(network, download)
-        if kept is None and client.config.method_config.local_pretrain_epochs:
-            pretrain_encoder(client, network)
-        if download.prompts:
-            client.state.set_group("prompts", dict(download.prompts))
-        learner = LocalLearner(client, network, download.nodes)
-        loss = learner.train(server_round)
-        client.state.set_group("scaling", {"gamma": learner.gamma.cpu()})
-        upload = self.upload(client, network, network.state_dict())
-        terms = {name: float(value) for name, value in learner.terms().items()}
-        return Fit(network, upload, loss, terms=terms)
-
     def why_alone(self, client: Client) -> str:
         """Return a reason for clients that first train their encoder alone."""
         is_first = bool(client.config.method_config.local_pretrain_epochs)
@@ -187,43 +157,43 @@ class FedLogClientApp(GroupClientApp):
         return number // size, download.nodes is None
 
     def fit_group(self, group: Group, downloads: Sequence[FedLogDownload]) -> GroupFit:
-        """Train many clients in a round; :meth:`fit` trains one."""
-        first, clients = downloads[0], cast(Sequence[Client], group.clients)
-        if not first.weights:
-            raise PayloadError("the download contains no weights")
-        network = self.build(clients[0])
-        kept: list[Mapping[str, Tensor]] = [*group.stored()]
-        if not all(kept):
-            start = initial_nodes(clients[0], network)
-            initial = {f"nodes.{name}": x for name, x in start.items()}
-            kept = [state or initial for state in kept]
-        states = [
-            {**state, **download.weights}
-            for state, download in zip(kept, downloads, strict=True)
-        ]
-        network = stack_module(network, states)
+        """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
+        clients = cast(Sequence[Client], group.clients)
+        network = self.assemble(group, downloads)
         for client, download in zip(clients, downloads, strict=True):
             if download.prompts:
                 client.state.set_group("prompts", dict(download.prompts))
-        learner = StackedLearner(group, network, first.nodes)
-        losses = learner.train_stack()
-        for client, gamma in zip(clients, learner.gamma.cpu().unbind(), strict=True):
-            client.state.set_group("scaling", {"gamma": gamma.clone()})
-        values = {name: value.tolist() for name, value in learner.terms().items()}
-        return GroupFit(
-            network,
-            [
-                self.upload(client, network, state)
-                for client, state in zip(
-                    clients, group.split(network.state_dict()), strict=True
-                )
-            ],
-            losses,
-            terms=[
-                dict(zip(values, row, strict=True))
-                for row in zip(*values.values(), strict=True)
-            ],
-        )
+        learner = LocalLearner(group, network, downloads[0].nodes)
+        losses = learner.train()
+        group.keep("scaling", {"gamma": learner.gamma.cpu()})
+        states = group.split(network.state_dict())
+        uploads = [
+            self.upload(client, network, state)
+            for client, state in zip(clients, states, strict=True)
+        ]
+        terms = terms_of_clients(learner.terms(), len(group))
+        return GroupFit(network, uploads, losses, terms=terms)
+
+    def assemble(
+        self, group: Group, downloads: Sequence[FedLogDownload]
+    ) -> FedLogBranchNet:
+        """Join φ and θ of the downloads and the clients' learnable nodes."""
+        client, kept = cast(Client, group.clients[0]), group.stored()
+        if not group.is_stacked:
+            network = self.build(client) if kept[0] else new_network(client)
+            load_state(network, kept[0])
+            load_weights(network, downloads[0])
+            if not kept[0] and client.config.method_config.local_pretrain_epochs:
+                pretrain_encoder(client, network)
+            return network
+        if not downloads[0].weights:
+            raise PayloadError("the download contains no weights")
+        network = self.build(client)
+        start = initial_nodes(client, network)
+        initial = {f"nodes.{name}": x for name, x in start.items()}
+        pairs = zip(kept, downloads, strict=True)
+        states = [{**(state or initial), **one.weights} for state, one in pairs]
+        return stack_module(network, states)
 
     def upload(
         self, client: Client, network: FedLogBranchNet, state: Mapping[str, Tensor]
@@ -358,17 +328,21 @@ class LocalLearner:
 
     ``nodes`` (C·s, d) are X^g, ``None`` before the server has made them. The client holds
     γ_k and the prompt generators; PayloadError if it never received any, but there are
-    synthetic nodes.
+    synthetic nodes. Clients of a stack have equal prompt generators; then losses and terms
+    are (K,), γ is (K, C), and the nodes of a batch are padded to those of the client with
+    the most.
     """
 
     def __init__(
-        self, client: Client, network: FedLogBranchNet, nodes: Tensor | None
+        self, group: Group, network: FedLogBranchNet, nodes: Tensor | None
     ) -> None:
-        self.client, self.network = client, network
+        self.group, self.network = group, network
+        client: Client = group.clients[0]
         self.method_config = client.config.method_config
-        self.data = client.data.training
-        classes, device = network.num_classes, client.device
-        self.gamma = self.kept_scaling()
+        classes, device = network.num_classes, group.device
+        none = {"gamma": torch.zeros(classes)}
+        kept = group.join([found or none for found in group.stored("scaling")])
+        self.gamma = kept["gamma"]
         self.nodes = None if nodes is None else nodes.to(device)
         self.labels = torch.arange(classes, device=device).repeat_interleave(
             self.method_config.nodes_per_class
@@ -377,60 +351,81 @@ class LocalLearner:
         self._steps = 0
         self.prompts: Mapping[str, Tensor] = {}
         if self.nodes is not None and self.method_config.pg:
-            group = part_of(client.state.tensors, "prompts/")
-            if not group:
+            prompts = group.stored("prompts")[0]
+            if not prompts:
                 raise PayloadError(
                     "the download has synthetic nodes, but there are no prompt generators: "
                     "neither in it nor in the client's state"
                 )
-            self.prompts = {name: group[name].to(device) for name in sorted(group)}
+            self.prompts = {name: prompts[name].to(device) for name in sorted(prompts)}
+            for other in group.clients[1:]:
+                if not other.state.share_group("prompts", client.state):
+                    raise PayloadError("clients have different prompt generators")
 
-    def kept_scaling(self) -> Tensor:
-        """Return γ_k as stored, zero before the first training."""
-        none = torch.zeros(self.network.num_classes)
-        kept = self.client.state.group("scaling").get("gamma", none)
-        return kept.to(self.client.device)
+    def train(self) -> list[float]:
+        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps; return the last losses.
 
-    def train(self, server_round: int) -> float:
-        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps; return the last loss.
-
-        It is the mean of the last epoch.
+        They are means of the last epoch.
         With ``check-every`` the network keeps the weights and learnable nodes best on the
         validation nodes; γ keeps its value after the last step.
         """
+        group, network = self.group, self.network
+        assert group.server_round is not None
 
         def run(
-            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
-        ) -> float:
-            self.network.train()
-            batches = self.batches
-            found = [self.epoch(optimizer, batches(generator)) for _ in range(number)]
-            return float(found[-1])
+            optimizer: Steps, generators: Sequence[torch.Generator], number: int
+        ) -> Tensor:
+            network.train()
+            found = self.gamma.new_full((len(group),), math.nan)
+            for _ in range(number):
+                found = self.epoch(optimizer, self.batches(generators))
+            return found
 
-        return self.client.train_by(run, self.network, server_round)
+        if not isinstance(group, Cohort):
+            loss = group.clients[0].train_by(
+                lambda optimizer, draw, number: float(run(optimizer, [draw], number)),
+                network,
+                group.server_round,
+            )
+            return [loss]
+        optimizer = group.open_optimizer("optimizer", network, group.config)
+        draws = group.draws("training")
+        nodes = [client.data.inputs[0].num_nodes for client in group.clients]
+        self._of_graph = Uniform(draws, nodes, {})
+        self._of_equal = Uniform(draws, [-1] * len(draws), {})
+        network.encoder.uniform = self._of_equal
+        found = run(optimizer, group.generators("batches"), group.config.local_epochs)
+        optimizer.save()
+        losses: list[float] = found.tolist()
+        return losses
 
-    def batches(self, generator: torch.Generator) -> list[Any]:
+    def batches(self, generators: Sequence[torch.Generator]) -> list[Rows | None]:
         """Draw one epoch's whole batches of training nodes."""
-        number = len(self.data.index)
-        size = min(self.client.config.batch_size or number, number)
-        order = torch.randperm(number, generator=generator).to(self.data.index.device)
-        return [*torch.split(order[: number - number % size], size)]
+        rows, size, first = self.group.rows, self.group.config.batch_size, 0
+        orders = []
+        for count, generator in zip(rows.count.tolist(), generators, strict=True):
+            own = min(size or count, count)
+            places = torch.randperm(count, generator=generator)[: count - count % own]
+            orders.append(torch.split(places + first, own))
+            first += count
+        steps = zip(*orders, strict=True)
+        return [rows.select(torch.cat(step).to(rows.index.device)) for step in steps]
 
-    def epoch(self, optimizer: Steps, batches: list[Any]) -> Tensor:
+    def epoch(self, optimizer: Steps, batches: list[Rows | None]) -> Tensor:
         """Train one epoch on batches of the training nodes; return the mean loss."""
         is_sequential = (
             self.nodes is not None and self.method_config.lg_mode == "sequential"
         )
         if is_sequential:  # None marks a step on the synthetic nodes alone
             batches += [None] * len(batches)
-        total = torch.zeros((), device=self.client.device)
+        total = torch.zeros((), device=self.group.device)
         self._sums = dict.fromkeys(self._sums, torch.zeros_like(total))
         self._steps = len(batches)
         for batch in batches:
             for parameter in self.network.parameters():
                 parameter.grad = None
             prototypes = self.network.prototypes()
-            loss, hits = torch.zeros((), device=self.client.device), None
+            loss, hits = torch.zeros((), device=self.group.device), None
             if batch is not None:
                 loss = self.fitting_loss(batch, prototypes)
             if self.nodes is not None and (batch is None or not is_sequential):
@@ -449,7 +444,7 @@ class LocalLearner:
             total = total + loss.detach()
         return total / len(batches)
 
-    def fitting_loss(self, batch: Any, prototypes: Mapping[str, Tensor]) -> Tensor:
+    def fitting_loss(self, batch: Rows, prototypes: Mapping[str, Tensor]) -> Tensor:
         """Return L_cls + β L_norm of a batch of training nodes (local fitting)."""
         h, around, alpha, labels, share = self.embed_batch(batch)
         head, tail = self.network.branch_log_probs(h, around, prototypes)
@@ -474,30 +469,57 @@ class LocalLearner:
         found = {name: (t / steps).expand_as(gamma) for name, t in self._sums.items()}
         return found | {"gamma": gamma}
 
-    def embed_batch(self, batch: Any) -> Embedded:
+    def embed_batch(self, batch: Rows) -> Embedded:
         """Return h_v and n_v (b, E) of training nodes, FedLoG Eqs. (1) and (7).
 
-        Then their α (b,), labels (b,), and weights in the mean, ``None`` for 1/b. A small
-        batch is embedded from its computation graph instead of the whole graph.
+        Then their α (b,), labels (b,), and weights in the mean, ``None`` for 1/b. In a
+        stack all are those of padded nodes (K, b).
         """
-        index = self.data.index[batch]
-        alpha = self.network.head_weights(self.data.inputs)[index]
-        return *self.embed_nodes(index), alpha, self.data.labels[batch], None
+        graph, network = self.group.inputs, self.network
+        if not self.group.is_stacked:
+            alpha = network.head_weights(graph)[batch.index]
+            return *self.embed_nodes(batch.index), alpha, batch.labels, None
+        ragged = Ragged(batch.count.tolist(), self.group.device)
+        share = torch.zeros(ragged.index.shape, device=self.group.device)
+        share.view(-1)[ragged.slots] = batch.share
+        network.encoder.uniform = self._of_graph
+        h = network.embed(graph)
+        network.encoder.uniform = self._of_equal
+        around, alpha = graph.propagate(h, "mean"), network.head_weights(graph)
+        index = batch.index[ragged.index]
+        h, around, alpha = (t.flatten(0, 1)[index] for t in (h, around, alpha))
+        return h, around, alpha, batch.labels[ragged.index], share
 
     def embed_nodes(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_v and n_v (b, E) of distinct training nodes."""
-        reach = self.network.encoder.reach
-        part = None if reach is None else self.data.field_of(reach + 1, index)
+        """Return h_v and n_v (b, E) of distinct training nodes of one client.
+
+        Few nodes are embedded from their computation graph instead of the whole graph.
+        """
+        data, reach = self.group.clients[0].data.training, self.network.encoder.reach
+        part = None if reach is None else data.field_of(reach + 1, index)
         if part is None or reach is None:
-            graph = self.data.inputs
-            h = self.network.embed(graph)
-            return h[index], graph.propagate(h, "mean")[index]
+            h = self.network.embed(data.inputs)
+            return h[index], data.inputs.propagate(h, "mean")[index]
         h = self.network.embed(part)  # the nodes, then their neighbours
         return h[: len(index)], part.level(reach).propagate(h, "mean")
 
     def generate(self, x: Tensor) -> Tensor:
-        """Return the prompts of the scaled synthetic nodes x̂ (C·s, d)."""
-        return apply_generators(self.prompts, x)
+        """Return the prompts of the scaled synthetic nodes x̂ (C·s, d).
+
+        Those of a stack, (K, C·s, d), are computed once for clients with the same γ.
+        """
+        assert self.nodes is not None
+        if not self.group.is_stacked:
+            return apply_generators(self.prompts, x)
+        known, place = torch.unique(self.gamma, return_inverse=True)  # place (K, C)
+        if len(known) >= len(x):
+            return apply_generators(self.prompts, x)
+        classes = torch.arange(self.network.num_classes, device=x.device)
+        gamma = known[:, None].expand(-1, len(classes))
+        scaled = synthetic.scale_nodes(self.nodes, gamma)
+        found = apply_generators(self.prompts, scaled)
+        by_class = found.view(len(known), len(classes), -1, x.shape[2])
+        return by_class[place, classes].flatten(1, 2)
 
     def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return L_g of the scaled synthetic nodes, and a mask of the correctly classified.
@@ -521,83 +543,3 @@ class LocalLearner:
         loss = branch_loss(head, tail, half, labels)
         mixture = torch.logaddexp(head.detach(), tail.detach())
         return loss, mixture.argmax(-1) == labels
-
-
-class StackedLearner(LocalLearner):
-    """One round of the training of K clients at once, whose prompt generators are equal.
-
-    Losses and terms are (K,), γ is (K, C). The nodes of a batch are padded to those of
-    the client with the most.
-    """
-
-    def __init__(
-        self, group: Group, network: FedLogBranchNet, nodes: Tensor | None
-    ) -> None:
-        self.group = group
-        super().__init__(group.clients[0], network, nodes)
-        for client in group.clients[1:] if self.prompts else ():
-            if not client.state.share_group("prompts", self.client.state):
-                raise PayloadError("clients have different prompt generators")
-
-    def kept_scaling(self) -> Tensor:
-        """Return the γ_k as stored, zero before the first training."""
-        none = torch.zeros(self.network.num_classes)
-        kept = [
-            client.state.group("scaling").get("gamma", none)
-            for client in self.group.clients
-        ]
-        return torch.stack(kept).to(self.group.device)
-
-    def train_stack(self) -> list[float]:
-        """Take the steps of :meth:`train`; return each client's mean loss at the end."""
-        group, network = cast(Cohort, self.group), self.network
-        optimizer = group.open_optimizer("optimizer", network, group.config)
-        orders, draws = group.generators("batches"), group.draws("training")
-        nodes = [client.data.inputs[0].num_nodes for client in group.clients]
-        self._of_graph = Uniform(draws, nodes, {})
-        self._of_equal = Uniform(draws, [-1] * len(draws), {})
-        network.encoder.uniform = self._of_equal
-        network.train()
-        counts = group.rows.count.tolist()
-        firsts = (group.rows.count.cumsum(0) - group.rows.count).tolist()
-        size, found = (
-            group.config.batch_size,
-            self.gamma.new_full((len(draws),), math.nan),
-        )
-        for _ in range(group.config.local_epochs):
-            orders_of = []
-            for count, first, order in zip(counts, firsts, orders, strict=True):
-                own = min(size or count, count)
-                places = torch.randperm(count, generator=order)[: count - count % own]
-                orders_of.append(torch.split(places + first, own))
-            found = self.epoch(optimizer, [*zip(*orders_of, strict=True)])
-        optimizer.save()
-        losses: list[float] = found.tolist()
-        return losses
-
-    def generate(self, x: Tensor) -> Tensor:
-        """Return the prompts (K, C·s, d), computed once for clients with the same γ."""
-        assert self.nodes is not None
-        known, place = torch.unique(self.gamma, return_inverse=True)  # place (K, C)
-        if len(known) >= len(x):
-            return super().generate(x)
-        classes = torch.arange(self.network.num_classes, device=x.device)
-        gamma = known[:, None].expand(-1, len(classes))
-        found = super().generate(synthetic.scale_nodes(self.nodes, gamma))
-        by_class = found.view(len(known), len(classes), -1, x.shape[2])
-        return by_class[place, classes].flatten(1, 2)
-
-    def embed_batch(self, batch: Any) -> Embedded:
-        """Return h_v, n_v, α, labels and weights in the mean of padded nodes (K, b)."""
-        rows = self.group.rows.select(torch.cat(batch).to(self.group.device))
-        ragged = Ragged([len(part) for part in batch], self.group.device)
-        share = torch.zeros(ragged.index.shape, device=self.group.device)
-        share.view(-1)[ragged.slots] = rows.share
-        graph = self.group.inputs
-        self.network.encoder.uniform = self._of_graph
-        h = self.network.embed(graph)
-        self.network.encoder.uniform = self._of_equal
-        around, alpha = graph.propagate(h, "mean"), self.network.head_weights(graph)
-        index = rows.index[ragged.index]
-        h, around, alpha = (t.flatten(0, 1)[index] for t in (h, around, alpha))
-        return h, around, alpha, rows.labels[ragged.index], share

@@ -139,7 +139,6 @@ class OPFGLClientApp(GroupClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.train("personalise")(partial(self.handle_fit, fit=super().fit))
         self._global: dict[str, GlobalTraining] = {}
 
     def download_spec(self, client: Client) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import FglError, PayloadError, RunError
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.core.targets import Target
@@ -86,7 +87,7 @@ def downloads(client: Client, app: FedLogClientApp) -> list[FedLogDownload]:
     nodes = torch.randn(shapes.nodes, generator=torch.Generator().manual_seed(1))
     prompts: dict[str, Tensor] = {}
     if shapes.prompts is not None:
-        made = app.pretrain(client, 0, FedLogDownload()).upload.prompts
+        made = app.act(client, 0, FedLogDownload()).upload.prompts
         prompts = {n: t.expand(C, *t.shape).clone() for n, t in made.items()}
     return [first, FedLogDownload(first.weights, nodes, prompts)]
 
@@ -149,8 +150,10 @@ def test_messages_get_a_gradient_except_in_the_published_variant() -> None:
     for updates in (True, False):
         client = make_client(classifier_update=updates)
         network = new_network(client).train()
-        learner = LocalLearner(client, network, None)
-        loss = learner.fitting_loss(torch.arange(4), network.prototypes())
+        learner = LocalLearner(Group(client, 1), network, None)
+        loss = learner.fitting_loss(
+            learner.group.rows.select(torch.arange(4)), network.prototypes()
+        )
         loss.backward()
         slopes = [
             layer.trans[0].weight.grad
@@ -178,7 +181,7 @@ def test_local_generalisation_reaches_classes_without_a_training_node() -> None:
     later = downloads(client, FedLogClientApp())[1]
 
     def share_of_class_2(fit: Any) -> float:
-        learner = LocalLearner(client, fit.model.eval(), later.nodes)
+        learner = LocalLearner(Group(client, 1), fit.model.eval(), later.nodes)
         with torch.no_grad():
             _, hits = learner.general_loss(fit.model.prototypes())
         return float(hits[labels == 2].float().mean())
@@ -217,7 +220,7 @@ def test_an_epoch_uses_whole_batches_and_one_for_small_clients() -> None:
         later = downloads(client, app)[1]
         run_rounds(client, 1)
         client.state.set_group("prompts", dict(later.prompts))
-        learner = LocalLearner(client, new_network(client), later.nodes)
+        learner = LocalLearner(Group(client, 1), new_network(client), later.nodes)
         optimizer = torch.optim.SGD(learner.network.parameters(), lr=0)
         count = 0
 
@@ -226,7 +229,7 @@ def test_an_epoch_uses_whole_batches_and_one_for_small_clients() -> None:
             count += 1
 
         optimizer.register_step_post_hook(counted)
-        learner.epoch(optimizer, learner.batches(torch.Generator().manual_seed(0)))
+        learner.epoch(optimizer, learner.batches([torch.Generator().manual_seed(0)]))
         assert count == steps  # ⌊21 / 8⌋ = 2; twice as many in sequential mode
 
 
@@ -336,7 +339,7 @@ def test_a_class_without_training_nodes_and_an_isolated_node_give_finite_values(
 
 def test_class_rates_count_training_labels_only() -> None:
     y = torch.cat([torch.zeros(20), torch.full((9,), 2.0), torch.ones(1)]).long()
-    rates = FedLogClientApp().pretrain(make_client(y=y), 0, FedLogDownload())
+    rates = FedLogClientApp().act(make_client(y=y), 0, FedLogDownload())
     torch.testing.assert_close(rates.upload.rates, torch.tensor([20 / 21, 1 / 21, 0]))
 
 
@@ -344,10 +347,10 @@ def test_class_rates_count_training_labels_only() -> None:
 def test_uploaded_class_rates_have_the_configured_noise(kind: str) -> None:
     y = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2, 2]).repeat(3)
     app = FedLogClientApp()
-    rates = app.pretrain(make_client(y=y), 0, FedLogDownload()).upload.rates
+    rates = app.act(make_client(y=y), 0, FedLogDownload()).upload.rates
     client = make_client(y=y, class_rate_noise=kind, pg=False)
     # a random permutation may be the identity, 40 of them are not
-    draws = [app.pretrain(client, 0, FedLogDownload()).upload.rates for _ in range(40)]
+    draws = [app.act(client, 0, FedLogDownload()).upload.rates for _ in range(40)]
     assert all(torch.equal(found, rates) for found in draws) == (kind == "none")
     if kind == "permute":
         for found in draws:
@@ -361,7 +364,7 @@ def test_the_noise_of_class_rates_does_not_come_from_the_seed(kind: str) -> None
     app, client = FedLogClientApp(), make_client(y=y, class_rate_noise=kind, pg=False)
     client.config = replace(client.config, seed=3)
     rates = class_rates(client.data.training.labels, C)
-    draws = [app.pretrain(client, 0, FedLogDownload()).upload.rates for _ in range(40)]
+    draws = [app.act(client, 0, FedLogDownload()).upload.rates for _ in range(40)]
     assert len({tuple(draw.tolist()) for draw in draws}) > 1
     guess = disguise_rates(
         rates,
@@ -399,7 +402,7 @@ def test_generators_start_from_the_same_weights_on_all_clients() -> None:
     one, other = make_client(prompt_lr=1e-9), make_client(prompt_lr=1e-9)
     other.partition_id, other.num_partitions = 5, 6
     app = FedLogClientApp()
-    found = [app.pretrain(c, 0, FedLogDownload()).upload.prompts for c in (one, other)]
+    found = [app.act(c, 0, FedLogDownload()).upload.prompts for c in (one, other)]
     torch.testing.assert_close(*found)
 
 
@@ -409,7 +412,7 @@ def test_only_large_clients_train_their_generator_on_batches() -> None:
     smaller = make_client(prompt_batch_size=4)
     assert smaller.config.method_config.prompt_batch(20) == 4
     states = [
-        FedLogClientApp().pretrain(c, 0, FedLogDownload()).upload.prompts
+        FedLogClientApp().act(c, 0, FedLogDownload()).upload.prompts
         for c in (make_client(), make_client(prompt_batch_size=99), smaller)
     ]
     for name, tensor in states[0].items():
@@ -420,7 +423,7 @@ def test_only_large_clients_train_their_generator_on_batches() -> None:
 def test_the_error_of_a_diverged_generator_names_its_learning_rate() -> None:
     client = make_client(prompt_lr=1e30)
     with pytest.raises(FglError, match=r"non-finite.*smaller fedlog\.prompt-lr"):
-        FedLogClientApp().pretrain(client, 0, FedLogDownload())
+        FedLogClientApp().act(client, 0, FedLogDownload())
 
 
 def test_a_saved_network_is_not_loaded_as_a_plain_backbone(tmp_path: Path) -> None:
@@ -444,7 +447,7 @@ def test_a_small_batch_is_embedded_from_its_computation_graph(
     data = TrainingSet(inputs, index, torch.arange(10) % C)
     client = replace(client, data=replace(client.data, training=data))
     network = new_network(client).eval()
-    learner = LocalLearner(client, network, None)
+    learner = LocalLearner(Group(client, 1), network, None)
     found = []
     for few in (0.05, 0.0):
         monkeypatch.setattr(training, "BATCH_FIELD_SHARE", few)

@@ -248,7 +248,7 @@ def test_the_run_fails_if_no_client_uploads_a_generator(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(FedLogClientApp, "pretrain", fail)
+    monkeypatch.setattr(FedLogClientApp, "act", fail)
     with pytest.raises(RunError, match="sent a prompt generator"):
         simulate("fedlog", **small, fedlog=SHORT)
 
@@ -256,14 +256,14 @@ def test_the_run_fails_if_no_client_uploads_a_generator(
 def test_a_client_that_failed_in_round_0_takes_part_later(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretrain = FedLogClientApp.pretrain
+    act = FedLogClientApp.act
 
     def fail_once(self: Any, client: Any, *args: Any) -> Any:
         if client.partition_id == 1:
             raise RuntimeError("out of memory")
-        return pretrain(self, client, *args)
+        return act(self, client, *args)
 
-    monkeypatch.setattr(FedLogClientApp, "pretrain", fail_once)
+    monkeypatch.setattr(FedLogClientApp, "act", fail_once)
     run = simulate("fedlog", **small, fedlog=SHORT)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3]
     assert [f["partition_id"] for f in run.rounds[0]["failures"]] == [1]
@@ -353,10 +353,10 @@ def test_fedlog_beats_fedavg_on_cora(
 
     def watch(self: LocalLearner, prototypes: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss, hits = general_loss(self, prototypes)
-        classes, pid = self.network.num_classes, self.client.partition_id
+        classes, pid = self.network.num_classes, self.group.clients[0].partition_id
         shares = hits.view(classes, -1).float().mean(1)
         accuracies.setdefault(pid, []).append(shares)
-        counts[pid] = torch.bincount(self.data.labels, minlength=classes)
+        counts[pid] = torch.bincount(self.group.rows.labels, minlength=classes)
         return loss, hits
 
     with monkeypatch.context() as patch:

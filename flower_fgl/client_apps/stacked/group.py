@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import FglClientApp, Fit, once
 from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import (
     DataLoss,
@@ -31,6 +31,7 @@ from flower_fgl.protocols.fedavg import Weights
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.runtime.client import Client
+    from flower_fgl.client_apps.runtime.session import Session
     from flower_fgl.core.config import RunConfig
     from flower_fgl.nn import Backbone, GraphInput
     from flower_fgl.nn.backbone import RecordingBackbone
@@ -151,6 +152,12 @@ class GroupFit:
     logits: Tensor | None = None
     states: Sequence[Mapping[str, Tensor]] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def of_one(self) -> Fit:
+        """Return the result of one client."""
+        terms = self.terms[0] if self.terms else {}
+        parts = self.model, self.uploads[0], self.losses[0], self.seconds, terms
+        return Fit(*parts, self.logits)
 
 
 class Group:
@@ -419,6 +426,13 @@ class GroupClientApp(FglClientApp):
     group_is_once: ClassVar[bool] = False
     """Whether that exchange takes place before round 1 only."""
 
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
+        if self.group_action:
+            last = once if self.group_is_once else None
+            handle = partial(self.handle_fit, fit=self.act, last=last)
+            self.train(self.group_action)(handle)
+
     def stack_key(self, client: Client, download: Any) -> Hashable:
         """Return what else the clients of one stack must have in common."""
         return ()
@@ -429,15 +443,11 @@ class GroupClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train one client."""
-        result = self.fit_group(Group(client, server_round), [download])
-        return Fit(
-            result.model,
-            result.uploads[0],
-            result.losses[0],
-            terms=result.terms[0] if result.terms else {},
-            logits=result.logits,
-            seconds=result.seconds,
-        )
+        return self.fit_group(Group(client, server_round), [download]).of_one()
+
+    def act(self, client: Client, server_round: int, download: Any) -> Fit:
+        """Handle a message of ``group_action`` to one client."""
+        return self.act_group(Group(client, server_round), [download]).of_one()
 
     @abstractmethod
     def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
