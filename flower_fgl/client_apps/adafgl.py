@@ -1,13 +1,4 @@
-"""Client half of AdaFGL: FedAvg, then propagation by alike predictions on the own graph.
-
-===============================================  ==================================
-step                                             function
-===============================================  ==================================
-federated knowledge extractor                    FedAvg's ``fit``
-homophily confidence                             ``homophily_confidence``
-personalized propagation                         ``AdaFGLClientApp.finetune``
-===============================================  ==================================
-"""
+"""Client half of AdaFGL: FedAvg, then propagation by alike predictions on the own graph."""
 
 from functools import partial
 

@@ -15,17 +15,6 @@ D                                ``ReplayBuffer``
 R                                ``NeighbourAgent.history``
 Δ                                download minus ``state.group("received")``
 ===============================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, client                              function
-===============================================  ===========================
-Eq. (15)                                         ``personalise``
-sample a two-layer block                         ``sample_block``
-actions by Eq. (2)                               ``NeighbourAgent.choose``
-train by Eq. (13)                                ``LocalTraining.descend``
-reward by Eq. (3), learn from the buffer         ``NeighbourAgent.learn``
-new masks                                        ``local_mask``, ``global_mask``
-===============================================  ===========================
 """
 
 import contextlib

@@ -1,14 +1,4 @@
-"""Client half of F²L: a classifier of all classes, and a module that learns to adapt.
-
-==========================================  =========================================
-step                                        function
-==========================================  =========================================
-support and query sets                      ``draw_episodes``
-adaptation to a support set                 ``adapt``
-query loss, contrast and distillation       ``episode_losses``
-adaptation before prediction                ``adapt_for_prediction``
-==========================================  =========================================
-"""
+"""Client half of F²L: a classifier of all classes, and a module that learns to adapt."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -12,14 +12,6 @@ symbol       here
 W_i^p        ``weights``, stored in the client's state as ``blend``
 p, s, η      ``fedala.layers``, ``fedala.sample``, ``WEIGHT_LR``
 ===========  ==========================================================
-
-===============================================  ==========================
-Algorithm 1, client                              function
-===============================================  ==========================
-Θ̂ by Eq. (4)                                     ``blend``
-one step of W by Eq. (5)                         ``blend_step``
-until W converges, or one pass                   ``FedALAClientApp.learn``
-===============================================  ==========================
 """
 
 import math

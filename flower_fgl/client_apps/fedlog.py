@@ -12,16 +12,6 @@ X_k^H, X_k^T           ``FedLogBranchNet.nodes["head"]``, ``["tail"]``
 X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
 β, λ, s                ``fedlog.beta``, ``tail-degree``, ``nodes-per-class``
 =====================  ==================================================
-
-===============================================  ===========================
-algorithm, client                                function
-===============================================  ===========================
-prompt generator, Eqs. (11)-(13)                 ``train_prompt_generators``
-pretraining of the published code                ``pretrain_encoder``
-local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
-local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
-prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
-===============================================  ===========================
 """
 
 from __future__ import annotations

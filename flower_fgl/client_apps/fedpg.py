@@ -13,14 +13,6 @@ P_{c,h}^k                        ``HopAverage(...)(embedding)[c, h]``
 Ṗ_{c,h}^k                        ``download.values[c, h]``
 μ                                ``fedpg.mu``
 ===============================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, client                              function
-===============================================  ===========================
-train by Eq. (6)                                 ``FedPGClientApp.penalty``
-annotate unlabelled nodes                        ``annotate``
-prototypes by Eq. (2)                            ``HopAverage``
-===============================================  ===========================
 """
 
 from collections.abc import Callable, Sequence

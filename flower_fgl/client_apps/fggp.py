@@ -2,16 +2,6 @@
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024.
-
-===============================================  ==========================
-part                                             function
-===============================================  ==========================
-k-NN graph of the received model's features      ``nearest_neighbours``
-edges of the second view, redrawn each step      ``resample_edges``
-weighted cross-entropy of the edge predictor     ``edge_loss``
-confidence-weighted class prototypes             ``confidence_means``
-alignment of both views' prototypes              ``view_contrast``
-===============================================  ==========================
 """
 
 from collections.abc import Callable, Sequence

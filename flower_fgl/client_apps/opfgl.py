@@ -13,16 +13,6 @@ M_k                    result of :meth:`OPFGLClientApp.train_personal`
 γ_i                    ``node_weights``
 β, γ_min, γ_max        ``opfgl.beta``, ``opfgl.gamma-min``, ``opfgl.gamma-max``
 =====================  ==================================================
-
-===============================================  ===========================
-algorithm, client                                function
-===============================================  ===========================
-label propagation, Eqs. (2)-(4)                  ``study_labels``
-reliable nodes, Eq. (7)                          ``reliable_nodes``
-statistics, Eqs. (5), (6), (8)                   ``class_statistics``
-stage 1, Eq. (16)                                ``GlobalTraining``
-stage 2, Eqs. (17)-(19)                          ``train_personal``
-===============================================  ===========================
 """
 
 from __future__ import annotations

@@ -14,15 +14,6 @@ Y_i                              ``Parts.classes``: those of the training nodes
 h_u                              rows of ``Trainer.represent``
 m, ε                             ``fedpano.m``, ``Trainer.draw_noise``
 ===============================  ==================================================
-
-===============================================  ===========================
-Algorithm 1, client                              function
-===============================================  ===========================
-step 5, Eqs. (2), (5)                            ``Trainer.step_parts``
-step 6, Eqs. (6), (7)                            ``Trainer.step_generator``
-step 7, Eq. (8)                                  ``Trainer.step_classifier``
-step 16                                          ``PersonalNet``
-===============================================  ===========================
 """
 
 from __future__ import annotations
