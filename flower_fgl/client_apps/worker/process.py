@@ -1,23 +1,32 @@
-"""Start and end of the worker process, which keeps a data owner's graph in memory.
+"""The worker process, which keeps a data owner's graph in memory between messages.
 
 The worker ends after ``worker-idle`` seconds without a message, when its SuperNode has
 ended, and on SIGTERM. Its output and log go to the output of the SuperNode.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flower_fgl.client_apps.worker.socket_path import ParentProcess
 
+if TYPE_CHECKING:
+    from flower_fgl.client_apps.dispatch import Dispatcher
+
 __all__ = ["main"]
 
+log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 
 
@@ -41,16 +50,56 @@ def main(arguments: list[str]) -> None:
         os._exit(0)  # the starting process waits for this one and finds the socket
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     threading.Thread(target=_watch, args=(parent, address), daemon=True).start()
-    # imported late: the starting process waits for the socket only, not for this import;
-    # and the fork must happen before a library starts threads
-    from flower_fgl.client_apps.worker.server import serve
-
     try:
-        serve(listener, float(arguments[1]))
+        _serve(listener, float(arguments[1]))
     finally:
         listener.close()
         _clear(address)
         os.close(lock)
+
+
+def _serve(listener: socket.socket, idle: float) -> None:
+    """Handle messages one after the other until none arrives for ``idle`` seconds."""
+    # imported late: the starting process waits for the socket only, not for this import;
+    # and the fork must happen before a library starts threads
+    from flower_fgl.client_apps.worker.wire import TAKEN, UnreadableError
+
+    handler: Dispatcher | None = None
+    listener.settimeout(min(POLL_SECONDS, idle))
+    latest = time.monotonic()
+    while time.monotonic() - latest < idle:
+        try:
+            accepted, _ = listener.accept()
+        except TimeoutError:
+            continue
+        with Connection(accepted.detach()) as connection:
+            try:
+                connection.send_bytes(TAKEN)
+                handler = _answer(connection, handler)
+            except (EOFError, OSError, UnreadableError) as error:
+                log.warning("The connection to a message's process failed: %r", error)
+        latest = time.monotonic()
+
+
+def _answer(
+    connection: Connection[bytes, bytes], handler: Dispatcher | None
+) -> Dispatcher:
+    """Handle one message; create the handler, with this process's caches, for the first."""
+    from flower_fgl.client_apps.worker.wire import pack_answer, receive_request
+
+    message, context = receive_request(connection)
+    if handler is None:
+        # imported late: it loads torch, and the first message must be accepted at once
+        from flower_fgl.client_apps.dispatch import Dispatcher
+
+        handler = Dispatcher()
+    try:
+        frames = pack_answer(handler(message, context), context)
+    except Exception as error:
+        frames = pack_answer(error, context)
+    for frame in frames:
+        connection.send_bytes(frame)
+    return handler
 
 
 def _take_lock(path: Path) -> int | None:

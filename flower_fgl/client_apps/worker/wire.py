@@ -21,8 +21,8 @@ from flwr.app import Context, Message
 from flower_fgl.core import flower_internals
 from flower_fgl.core.errors import FglError, RunError
 
-__all__ = ["TAKEN", "UnreadableError", "pack_error", "pack_reply", "read_answer"]
-__all__ += ["receive_request", "send_request"]
+__all__ = ["TAKEN", "UnreadableError", "pack_answer", "read_answer", "receive_request"]
+__all__ += ["send_request"]
 
 TAKEN, REPLY, ERROR = b"taken", b"reply", b"error"
 
@@ -51,34 +51,26 @@ def send_request(
 
 def receive_request(connection: Connection[bytes, bytes]) -> tuple[Message, Context]:
     """Receive a message and its context; UnreadableError if the bytes are neither."""
-    frames = connection.recv_bytes(), connection.recv_bytes()
+    message, context = connection.recv_bytes(), connection.recv_bytes()
     try:
-        return (
-            flower_internals.message_from_proto(
-                flower_internals.ProtoMessage.FromString(frames[0])
-            ),
-            flower_internals.context_from_proto(
-                flower_internals.ProtoContext.FromString(frames[1])
-            ),
-        )
+        proto = flower_internals.ProtoContext.FromString(context)
+        return _message_from(message), flower_internals.context_from_proto(proto)
     except Exception as error:  # raised by protobuf or by Flower's conversion
         raise UnreadableError(f"the request is not a message: {error}") from error
 
 
-def pack_reply(reply: Message, context: Context) -> list[bytes]:
-    """Return the frames of a reply and of the context's current state."""
-    return [
-        REPLY,
-        flower_internals.message_to_proto(reply).SerializeToString(),
-        flower_internals.recorddict_to_proto(context.state).SerializeToString(),
-    ]
-
-
-def pack_error(error: Exception, context: Context) -> list[bytes]:
-    """Return the frames of an error and of the context's current state."""
-    text = str(error) if isinstance(error, FglError) else repr(error)
+def pack_answer(answer: Message | Exception, context: Context) -> list[bytes]:
+    """Return the frames of a reply or an error, and of the context's current state."""
+    if isinstance(answer, Message):
+        kind, body = (
+            REPLY,
+            flower_internals.message_to_proto(answer).SerializeToString(),
+        )
+    else:
+        text = str(answer) if isinstance(answer, FglError) else repr(answer)
+        kind, body = ERROR, text.encode()
     state = flower_internals.recorddict_to_proto(context.state).SerializeToString()
-    return [ERROR, text.encode(), state]
+    return [kind, body, state]
 
 
 def read_answer(
@@ -93,19 +85,18 @@ def read_answer(
         raise UnreadableError(
             f"the worker's answer must begin with reply or error, got {kind[:20]!r}"
         )
-    frames = [connection.recv_bytes() for _ in range(2)]
+    body, state = connection.recv_bytes(), connection.recv_bytes()
     answer: Message | Exception
     try:
-        if kind == ERROR:
-            answer = RunError(frames[0].decode())
-        else:
-            answer = flower_internals.message_from_proto(
-                flower_internals.ProtoMessage.FromString(frames[0])
-            )
-        state = flower_internals.recorddict_from_proto(
-            flower_internals.ProtoRecordDict.FromString(frames[1])
-        )
+        answer = RunError(body.decode()) if kind == ERROR else _message_from(body)
+        found = flower_internals.ProtoRecordDict.FromString(state)
+        context.state = flower_internals.recorddict_from_proto(found)
     except Exception as error:
         raise UnreadableError(f"the worker's answer is malformed: {error}") from error
-    context.state = state
     return answer
+
+
+def _message_from(frame: bytes) -> Message:
+    """Read a message."""
+    found = flower_internals.ProtoMessage.FromString(frame)
+    return flower_internals.message_from_proto(found)

@@ -25,7 +25,7 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.worker import client as worker_client
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
 from flower_fgl.client_apps.worker.socket_path import worker_socket
-from flower_fgl.client_apps.worker.wire import TAKEN, pack_reply, receive_request
+from flower_fgl.client_apps.worker.wire import TAKEN, pack_answer, receive_request
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.protocols.base import INFO
 from flower_fgl.server_app import run_server
@@ -285,7 +285,7 @@ def test_the_context_gets_the_state_from_the_worker(case: Case) -> None:
         connection.send_bytes(TAKEN)
         message, context = receive_request(connection)
         context.state["more"] = message.content["x"]
-        for frame in pack_reply(Message(RecordDict(), reply_to=message), context):
+        for frame in pack_answer(Message(RecordDict(), reply_to=message), context):
             connection.send_bytes(frame)
 
     case.message.content["x"] = ConfigRecord({"a": 1})

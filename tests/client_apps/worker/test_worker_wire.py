@@ -23,8 +23,7 @@ from flwr.app import (
 import flower_fgl.client_apps.worker
 from flower_fgl.client_apps.worker.wire import (
     UnreadableError,
-    pack_error,
-    pack_reply,
+    pack_answer,
     read_answer,
     receive_request,
     send_request,
@@ -91,7 +90,7 @@ def test_requests_and_replies_arrive_unchanged(ends: Ends) -> None:
     for name in plain:
         assert getattr(context, name) == getattr(a_context(), name)
     context.state["settings"] = ConfigRecord({"new": 1})
-    send(ends[1], pack_reply(Message(records(2.5), reply_to=message), context))
+    send(ends[1], pack_answer(Message(records(2.5), reply_to=message), context))
     requested = a_context()
     reply = read_answer(ends[0], requested)
     assert isinstance(reply, Message)
@@ -107,7 +106,7 @@ def test_requests_and_replies_arrive_unchanged(ends: Ends) -> None:
 def test_an_error_keeps_its_text(ends: Ends, error: Exception, text: str) -> None:
     context = a_context()
     context.state["settings"] = ConfigRecord({"answered": 3})
-    send(ends[1], pack_error(error, context))
+    send(ends[1], pack_answer(error, context))
     requested = a_context()
     answer = read_answer(ends[0], requested)
     # the failed round counts as answered
