@@ -360,6 +360,7 @@ class LocalLearner:
         validation nodes; γ keeps its value after the last step.
         """
         group, network = self.group, self.network
+        size = group.config.batch_size
         assert group.server_round is not None
 
         def run(
@@ -368,7 +369,8 @@ class LocalLearner:
             network.train()
             found = self.gamma.new_full((len(group),), math.nan)
             for _ in range(number):
-                found = self.epoch(optimizer, self.batches(generators))
+                batches = group.batches(size, generators, only_whole=True)
+                found = self.epoch(optimizer, [*batches])
             return found
 
         if not isinstance(group, Cohort):
@@ -388,18 +390,6 @@ class LocalLearner:
         optimizer.save()
         losses: list[float] = found.tolist()
         return losses
-
-    def batches(self, generators: Sequence[torch.Generator]) -> list[Rows | None]:
-        """Draw one epoch's whole batches of training nodes."""
-        rows, size, first = self.group.rows, self.group.config.batch_size, 0
-        orders = []
-        for count, generator in zip(rows.count.tolist(), generators, strict=True):
-            own = min(size or count, count)
-            places = torch.randperm(count, generator=generator)[: count - count % own]
-            orders.append(torch.split(places + first, own))
-            first += count
-        steps = zip(*orders, strict=True)
-        return [rows.select(torch.cat(step).to(rows.index.device)) for step in steps]
 
     def epoch(self, optimizer: Steps, batches: list[Rows | None]) -> Tensor:
         """Train one epoch on batches of the training nodes; return the mean loss."""

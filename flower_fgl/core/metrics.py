@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from flower_fgl.core.regression import NumberScores
 
 __all__ = ["AbsentClasses", "AnyScores", "Scores", "auprc", "auroc", "link_ranking"]
-__all__ += ["mean_area", "pool", "precision_recall_area", "roc_area", "score"]
+__all__ += [
+    "mean_area",
+    "pool",
+    "precision_recall_area",
+    "roc_area",
+    "score",
+    "score_rows",
+]
 __all__ += ["score_areas", "score_links"]
 
 AbsentClasses = Literal["ignore", "zero"]
@@ -113,24 +120,52 @@ def score(
     """
     chosen = mask & (y >= 0)
     labels = y[chosen]
-    num_nodes = labels.numel()
-    if num_nodes == 0:
-        return Scores(0, math.nan, math.nan, math.nan)
-    predicted = logits[chosen].argmax(dim=-1)
-    counts = [
-        torch.bincount(classes, minlength=num_classes).to(torch.float64)
-        for classes in (labels[predicted == labels], predicted, labels)
-    ]
-    true_pos, positive, support = counts  # each of shape (C,)
+    predicted, group = logits[chosen].argmax(dim=-1), torch.zeros_like(labels)
+    (found,) = score_rows(
+        predicted,
+        labels,
+        group,
+        [len(labels)],
+        num_classes,
+        absent_classes=absent_classes,
+    )
+    return found
+
+
+def score_rows(
+    predicted: Tensor,
+    labels: Tensor,
+    group: Tensor,
+    sizes: Sequence[int],
+    num_classes: int,
+    *,
+    absent_classes: AbsentClasses = "ignore",
+) -> list[Scores]:
+    """Score predicted classes (t,) of the nodes of several groups, see :func:`score`.
+
+    ``group`` (t,) is the number of the group of each node, ``sizes`` their nodes.
+    """
+    first, is_hit = group * num_classes, predicted == labels
+
+    def count(cells: Tensor) -> Tensor:
+        found = torch.bincount(cells, minlength=len(sizes) * num_classes)
+        return found.view(len(sizes), num_classes).to(torch.float64)
+
+    true_pos = count((first + labels)[is_hit])
+    positive, support = count(first + predicted), count(first + labels)
     predicted_or_true = support + positive - true_pos
     f1 = 2 * true_pos / (true_pos + predicted_or_true).clamp(min=1)
     recall = true_pos / support.clamp(min=1)
-    num_present = (predicted_or_true > 0).sum()
-    # one transfer for all four numbers: each one synchronises the GPU
-    sums = torch.stack([true_pos.sum(), f1.sum(), recall.sum(), num_present])
-    hits, sum_f1, sum_recall, present = sums.tolist()
-    over = num_classes if absent_classes == "zero" else present
-    return Scores(num_nodes, hits / num_nodes, sum_f1 / over, sum_recall / over)
+    num_present = (predicted_or_true > 0).sum(dim=1)
+    # one transfer for all numbers: each one synchronises the GPU
+    columns = [true_pos.sum(1), f1.sum(1), recall.sum(1), num_present]
+    out = [Scores(0, math.nan, math.nan, math.nan)] * len(sizes)
+    for place, row in enumerate(torch.stack(columns, dim=1).tolist()):
+        if size := sizes[place]:
+            hits, sum_f1, sum_recall, present = row
+            over = num_classes if absent_classes == "zero" else present
+            out[place] = Scores(size, hits / size, sum_f1 / over, sum_recall / over)
+    return out
 
 
 def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:

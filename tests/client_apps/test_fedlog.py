@@ -229,7 +229,9 @@ def test_an_epoch_uses_whole_batches_and_one_for_small_clients() -> None:
             count += 1
 
         optimizer.register_step_post_hook(counted)
-        learner.epoch(optimizer, learner.batches([torch.Generator().manual_seed(0)]))
+        order = [torch.Generator().manual_seed(0)]
+        batches = learner.group.batches(size, order, only_whole=True)
+        learner.epoch(optimizer, [*batches])
         assert count == steps  # ⌊21 / 8⌋ = 2; twice as many in sequential mode
 
 

@@ -119,11 +119,13 @@ class ClientState:
         kept = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
         return ClientState(kept, dict(self.values))
 
-    def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
+    def set_group(
+        self, prefix: str, tensors: dict[str, Tensor], *, is_copied: bool = True
+    ) -> None:
         """Replace the tensors under ``prefix/`` by copies of ``tensors``, which are dense.
 
         The groups ``model`` and ``optimizer`` and the value ``round`` belong to the base
-        class.
+        class. Tensors that nobody changes need not be copied.
         """
         start = prefix + "/"
         for name, t in tensors.items():
@@ -134,7 +136,8 @@ class ClientState:
                 )
         kept = {k: v for k, v in self.tensors.items() if not k.startswith(start)}
         self.tensors = kept | {
-            start + name: t.detach().clone() for name, t in tensors.items()
+            start + name: t.detach().clone() if is_copied else t.detach()
+            for name, t in tensors.items()
         }
 
     def split(self) -> dict[int, ClientState]:

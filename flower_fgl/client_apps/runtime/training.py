@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Checks", "DataLoss", "EdgeTrainingSet", "LinkTrainingSet", "TrainingSet"]
 __all__ += [
     "clip_steps",
+    "copied",
     "load_state",
     "make_optimizer",
     "optimizer_tensors",
@@ -326,7 +327,12 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], *, rate: str = "lr") -> Non
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
     """Copy a model's state."""
-    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+    return copied(model.state_dict())
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors."""
+    return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 class Checks:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
 from flower_fgl.client_apps.runtime.state import memo_bytes
-from flower_fgl.client_apps.runtime.training import Checks
+from flower_fgl.client_apps.runtime.training import Checks, copied
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,
     Group,
@@ -24,9 +24,8 @@ from flower_fgl.client_apps.stacked.group import (
     take_steps,
 )
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
-from flower_fgl.client_apps.stacked.scores import Column, score_segments
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.metrics import AbsentClasses, Scores
+from flower_fgl.core.metrics import AbsentClasses, Scores, score_rows
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
@@ -36,6 +35,35 @@ __all__ = ["Cohort", "StackedData", "Uniform"]
 
 MOST_LEFT = 0.9
 """Share of a stack's clients up to which those that still train get their own stack."""
+
+
+class Column:
+    """The labelled nodes of one score column of K clients: rows and classes of each.
+
+    Each client has ``num_rows`` rows in stacked representations.
+    """
+
+    def __init__(
+        self, masks: Sequence[Tensor], labels: Sequence[Tensor], num_rows: int
+    ) -> None:
+        found = [mask.nonzero().squeeze(1) for mask in masks]
+        counts = torch.tensor([len(rows) for rows in found])
+        device = masks[0].device
+        self.client = torch.repeat_interleave(torch.arange(len(found)), counts).to(
+            device
+        )
+        self.index = torch.cat(found) + self.client * num_rows
+        self.labels = torch.cat(
+            [y[rows] for y, rows in zip(labels, found, strict=True)]
+        )
+        self.counts: list[int] = counts.tolist()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """Select the rows of logits (K, n, C)."""
+        return logits.flatten(0, 1).index_select(0, self.index)
 
 
 class StackedData:
@@ -58,8 +86,6 @@ class StackedData:
         labels = torch.cat([data.training.labels for data in datas])
         first = place * self.inputs[0].num_rows
         self.rows = Rows(index + first, place, labels, len(datas))
-        self._first = (counts.cumsum(0) - counts).tolist()
-        self._counts = counts.tolist()
         self._training = [data.training for data in datas]
         self._fields: dict[int, dict[int, list[Tensor]]] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
@@ -101,23 +127,6 @@ class StackedData:
             }
         return self._fields[reach]
 
-    def steps(self, size: int) -> int:
-        """Return the optimizer steps of one epoch with batches of ``size`` (0: all)."""
-        return math.ceil(max(self._counts) / size) if size else 1
-
-    def batches(
-        self, size: int, generators: Sequence[torch.Generator]
-    ) -> Iterator[Rows]:
-        """Draw one epoch's batches of every client from its own generator."""
-        orders = [
-            torch.split(torch.randperm(count, generator=generator) + first, size)
-            for count, first, generator in zip(
-                self._counts, self._first, generators, strict=True
-            )
-        ]
-        for parts in zip(*orders, strict=True):
-            yield self.rows.select(torch.cat(parts).to(self.rows.index.device))
-
 
 class Uniform:
     """Uniform numbers of each client from its own generator on its device.
@@ -156,10 +165,6 @@ class Uniform:
                 rows[:size].uniform_(generator=generator)
         self._layer += 1
         return out
-
-
-def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 class Cohort(Group):
@@ -304,7 +309,7 @@ class Cohort(Group):
                 after_epoch()
                 model.train()
         optimizer.save()
-        steps = self.data.steps(size)
+        steps = math.ceil(int(self.rows.count.max()) / size) if size else 1
         return [value / steps for value in total.tolist()]
 
     def open_optimizer(
@@ -314,12 +319,6 @@ class Cohort(Group):
         return StackedOptimizer(
             model, self.clients, config=config, group=name, is_shared=self._is_whole
         )
-
-    def batches(
-        self, size: int, generators: Sequence[torch.Generator]
-    ) -> Iterator[Rows]:
-        """Draw the training nodes of one epoch's steps."""
-        return self.data.batches(size, generators)
 
     def draws(self, purpose: str) -> list[torch.Generator]:
         """Return the generator of each client's dropout, on its device."""
@@ -382,9 +381,8 @@ class Cohort(Group):
                 if place in stopped:
                     continue
                 losses[place], ends[place] = found[row], states[row]
-                copy = partial(_copied, states[row])
-                if checks[place].note(value, copy):
-                    ends[place] = copy()
+                if checks[place].note(value, partial(copied, states[row])):
+                    ends[place] = copied(states[row])
                     stopped.add(place)
             if len(stopped) == len(self):
                 break
@@ -406,7 +404,7 @@ class Cohort(Group):
         for inputs, columns in zip(self.data.inputs, self.data.columns, strict=True):
             column = columns.get("val")
             if column:
-                rows = model(inputs).flatten(0, 1).index_select(0, column.index)
+                rows = column.pick(model(inputs))
                 right = column.client[rows.argmax(dim=1) == column.labels]
                 hits += torch.bincount(right, minlength=len(self)).cpu()
                 total += torch.tensor(column.counts)
@@ -429,9 +427,11 @@ class Cohort(Group):
         absent = cast(AbsentClasses, config.absent_classes)
 
         def add(name: str, logits: Tensor, column: Column) -> None:
-            found = score_segments(
-                logits, column, self.num_classes, absent_classes=absent
-            )
+            predicted = column.pick(logits).argmax(dim=-1)
+            found = score_rows(
+                predicted, column.labels, column.client, column.counts, self.num_classes,
+                absent_classes=absent,
+            )  # fmt: skip
             for scores, values in zip(out, found, strict=True):
                 scores[name] = values
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -118,13 +118,9 @@ RowsLoss = Callable[[Tensor, Rows], Tensor]
 """Loss that replaces the cross-entropy of a step: takes logits (t, C) of the rows and the
 rows, returns one loss per client, (K,)."""
 
-GraphLoss = Callable[["Backbone"], Tensor]
-"""Loss of a whole step: takes the network, returns one loss per client, (K,)."""
 
-
-@runtime_checkable
-class WrittenLoss(Protocol):
-    """A :data:`GraphLoss` that finds the gradients of some networks without autograd."""
+class GraphLoss(Protocol):
+    """Loss of a whole step, which finds the gradients of some networks without autograd."""
 
     def __call__(self, model: Backbone) -> Tensor:
         """Return one loss per client, (K,)."""
@@ -297,23 +293,9 @@ class Group:
         """Train by whole-graph steps; keep each client's best validation check.
 
         ``local-epochs``, ``check-every`` and ``patience`` apply to each client, as in
-        :func:`train_and_check`. The optimizer starts anew.
-
-        Parameters
-        ----------
-        model : Backbone
-            Network of :meth:`build_model`; it may be changed.
-        loss_of : callable
-            Returns the loss of a group; it may be called again for some of the clients.
-        lr : float
-            Learning rate.
-        purpose : str
-            Part of the seeds of dropout.
-
-        Returns
-        -------
-        tuple of Backbone and list of float
-            The network, and the last loss of each client.
+        :func:`train_and_check`. The optimizer starts anew. ``model`` of
+        :meth:`build_model` may be changed; ``loss_of`` returns the loss of a group, and may
+        be called again for some of the clients. The result has the last loss of each.
         """
         assert self.server_round is not None
         client, loss = self.clients[0], loss_of(self)
@@ -340,12 +322,26 @@ class Group:
         return OneOptimizer(self.clients[0], name, model, config)
 
     def batches(
-        self, size: int, generators: Sequence[torch.Generator]
+        self,
+        size: int,
+        generators: Sequence[torch.Generator],
+        *,
+        only_whole: bool = False,
     ) -> Iterator[Rows]:
-        """Draw the training items of one epoch's steps, at most ``size`` of a client."""
-        order = torch.randperm(len(self.rows.index), generator=generators[0])
-        for part in torch.split(order.to(self.device), size):
-            yield self.rows.select(part)
+        """Draw the training items of one epoch's steps, at most ``size`` of a client.
+
+        With ``only_whole`` a client's remainder after its last whole batch is skipped.
+        """
+        orders, first = [], 0
+        counts = self.rows.count.tolist()
+        for count, generator in zip(counts, generators, strict=True):
+            own = min(size or count, count)
+            used = count - count % own if only_whole else count
+            order = torch.randperm(count, generator=generator)[:used]
+            orders.append(torch.split(order + first, own))
+            first += count
+        for parts in zip(*orders, strict=True):
+            yield self.rows.select(torch.cat(parts).to(self.device))
 
     def pad(self, parts: Sequence[Tensor]) -> Tensor:
         """Stack tensors of each client, a row per node, as representations are."""
@@ -533,7 +529,7 @@ def take_steps(
     """
     model.train()
     value, parameters = torch.zeros(1), list(model.parameters())
-    written = loss.gradient(model) if isinstance(loss, WrittenLoss) else None
+    written = loss.gradient(model)
     for _ in range(number):
         before()
         if written is not None:

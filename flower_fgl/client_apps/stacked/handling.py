@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -46,32 +47,30 @@ Answer = Message | Exception
 
 @dataclass(eq=False)
 class Placed(Opened):
-    """A client whose message can be handled in a stack, and its place in the exchange."""
+    """A client whose message can be handled in a stack, and its place in the exchange.
+
+    Clients of one stack have the same ``key``.
+    """
 
     place: int
-    seconds: float = 0.0
+    seconds: float
+    key: tuple[Any, ...]
 
 
-class Broadcasts:
-    """Downloads that several clients received as the same bytes, read once."""
+def reader_of(app: FglClientApp) -> Callable[[Client, RecordDict], Any]:
+    """Return a reader of downloads that reads one of several clients once."""
+    names, known = app.down.records, dict[tuple[int, ...], tuple[Any, Any]]()
 
-    def __init__(self, app: FglClientApp) -> None:
-        self._app = app
-        self._known: dict[tuple[int, ...], tuple[Any, Any]] = {}
-
-    def read(self, client: Client, content: RecordDict) -> Any:
-        """Return the download of a client, see :meth:`FglClientApp.read_download`."""
-        names = self._app.down.records
+    def read(client: Client, content: RecordDict) -> Any:
         records = [find_record(content, name, ArrayRecord) for name in names]
         if None in records:
-            return self._app.read_download(client, content)
-        key = tuple(map(id, records))
-        spec = self._app.download_spec(client)
-        known = self._known.get(key)
-        if known is None or known[0] != spec:
-            known = spec, self._app.read_download(client, content)
-            self._known[key] = known
-        return known[1]
+            return app.read_download(client, content)
+        key, spec = tuple(map(id, records)), app.download_spec(client)
+        if key not in known or known[key][0] != spec:
+            known[key] = spec, app.read_download(client, content)
+        return known[key][1]
+
+    return read
 
 
 class Stacker:
@@ -93,7 +92,7 @@ class Stacker:
         faster, and training messages that cannot be stacked are refused.
         """
         kinds = {message.metadata.message_type for message, _ in items}
-        action = own_action(app)
+        action = str(vars(type(app)).get("group_action", ""))
         if action and kinds == {f"{MessageType.TRAIN}.{action}"}:
             return self._train(app, items, is_forced=is_forced, is_action=True)
         has_rounds = not action or (
@@ -123,19 +122,19 @@ class Stacker:
         if reason:
             return _refused(dict.fromkeys(range(len(items)), reason), is_forced)
         assert isinstance(app, GroupClientApp)
-        broadcasts = Broadcasts(app)
+        download_of = reader_of(app)
 
         def read(client: Client, content: RecordDict) -> tuple[Any, Hashable] | str:
             if not is_action and (reason := app.why_alone(client)):
                 return reason
-            download = broadcasts.read(client, content)
+            download = download_of(client, content)
             return download, () if is_action else app.stack_key(client, download)
 
         last = once if is_action and app.group_is_once else None
         train = app.act_group if is_action else app.fit_group
-        opened, keys, refused = self._open(app, dict(enumerate(items)), read, last)
+        opened, refused = self._open(app, dict(enumerate(items)), read, last)
         answers = _refused(refused, is_forced)
-        for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
+        for cohort, is_whole in self._cohorts(opened, is_forced=is_forced):
             try:
                 found = self._train_cohort(app, cohort, train, is_whole=is_whole)
             except Exception as error:
@@ -157,12 +156,12 @@ class Stacker:
         items: Mapping[int, Item],
         read: Callable[[Client, RecordDict], tuple[Any, Hashable] | str],
         last: Callable[[Client], int] | None = None,
-    ) -> tuple[list[Placed], list[Any], dict[int, str]]:
-        """Open clients; return those to stack, their keys, and reasons against others.
+    ) -> tuple[list[Placed], dict[int, str]]:
+        """Open clients; return those to stack, and reasons against others.
 
         ``read`` returns a client's download and a further part of its key, or a reason.
         """
-        opened, keys, refused = [], [], {}
+        opened, refused = [], {}
         for place, (message, context) in items.items():
             clock = time.perf_counter()
             try:
@@ -177,23 +176,23 @@ class Stacker:
                 continue
             spent = time.perf_counter() - clock
             parts = (message, context, client, store, number, found[0])
-            opened.append(Placed(*parts, place, spent))
-            keys.append((*key, found[1]))
-        return opened, keys, refused
+            opened.append(Placed(*parts, place, spent, (*key, found[1])))
+        return opened, refused
 
     def _cohorts(
-        self, opened: Sequence[Placed], keys: Sequence[Any], *, is_forced: bool
+        self, opened: Sequence[Placed], *, is_forced: bool
     ) -> list[tuple[list[Placed], bool]]:
         """Divide opened clients into cohorts, and tell whether each will come again."""
         if not opened:
             return []
-        shapes = opened[0].client.state_shapes().values()
-        size = 4 * sum(torch.Size(shape).numel() for shape in shapes)
+        first, config = opened[0].client, opened[0].client.config
+        size = 4 * sum(map(math.prod, first.state_shapes().values()))
+        # on a GPU all clients are in one stack
+        is_cpu = first.device.type == "cpu"
+        stacks = num_stacks(first.num_partitions) if is_cpu else 1
         pairs = [
-            ((key, _stack_of(one.client)), one.client)
-            for key, one in zip(keys, opened, strict=True)
+            ((one.key, one.client.partition_id % stacks), one.client) for one in opened
         ]
-        config = opened[0].client.config
         is_whole = config.participation == 1 and not config.participants
         return [
             ([opened[place] for place in places], is_whole)
@@ -240,18 +239,17 @@ class Stacker:
             found = cohort.evaluate(cast(Backbone, result.model), result.logits)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
         states = result.states or split_state(tensors, len(opened))
-        is_good = finite_clients(tensors) if tensors else [True] * len(opened)
         contents: Sequence[RecordDict | None] = [None] * len(opened)
         if result.records is not None and not app.changes_uploads(cohort.config):
             contents = result.records()
-        answers: dict[int, Answer] = {}
+        answers = _diverged(opened, tensors)
         for number, one in enumerate(opened):
+            if one.place in answers:
+                continue
             try:
-                trained = states[number]
-                if not is_good[number]:
-                    refuse_non_finite(split_state(tensors, len(opened))[number])
-                if trained:
-                    keep_model(one.client, trained, is_shared=is_whole)
+                if states[number]:
+                    state = one.client.state
+                    state.set_group("model", states[number], is_copied=not is_whole)
                 scores = found[number]
                 terms = result.terms[number] if result.terms else {}
                 fit = Fit(
@@ -277,7 +275,7 @@ class Stacker:
             return {}
         assert isinstance(app, GroupClientApp)
         shared: dict[int, Mapping[str, Tensor]] = {}
-        broadcasts = Broadcasts(app)
+        download_of = reader_of(app)
         kind = type(app)
         refreshes = kind.refreshed_model is FglClientApp.refreshed_model
         refreshes |= kind.refreshed_group is not GroupClientApp.refreshed_group
@@ -289,7 +287,7 @@ class Stacker:
             if settings["refresh"] and "local" in modes:
                 if reason := app.why_alone(client):
                     return reason
-                download = broadcasts.read(client, content)
+                download = download_of(client, content)
                 key = (app.stack_key(client, download),)
             elif "local" in modes and not _holds_backbone(client):
                 return "its model is not a backbone alone"
@@ -308,9 +306,9 @@ class Stacker:
             and (refreshes or not settings[place]["refresh"])
             and "calibration" not in settings[place]
         }
-        opened, keys, _ = self._open(app, fitting, read)
+        opened, _ = self._open(app, fitting, read)
         answers: dict[int, Answer] = {}
-        for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
+        for cohort, _ in self._cohorts(opened, is_forced=is_forced):
             answers |= self._evaluate_cohort(app, cohort)
         return answers
 
@@ -332,7 +330,7 @@ class Stacker:
                 trained = Cohort(copies, data, opened[0].server_round + 1)
                 downloads = [one.download[0] for one in opened]
                 model, logits = app.refreshed_group(trained, downloads)
-                answers |= _diverged(opened, model)
+                answers |= _diverged(opened, model.state_dict())
                 values = trained.evaluate(model, logits)
             else:
                 states = opened[0].download[1] if mode == "global" else cohort.stored()
@@ -350,11 +348,12 @@ class Stacker:
         return answers
 
 
-def _diverged(opened: Sequence[Placed], model: Backbone) -> dict[int, Answer]:
+def _diverged(
+    opened: Sequence[Placed], tensors: Mapping[str, Tensor]
+) -> dict[int, Answer]:
     """Return the error of each client whose weights are not finite."""
     answers: dict[int, Answer] = {}
-    tensors = model.state_dict()
-    for number, is_good in enumerate(finite_clients(tensors)):
+    for number, is_good in enumerate(finite_clients(tensors) if tensors else ()):
         if not is_good:
             try:
                 refuse_non_finite(split_state(tensors, len(opened))[number])
@@ -368,21 +367,10 @@ def is_stackable(app: FglClientApp) -> bool:
     return bool(vars(type(app)).get("stacked"))
 
 
-def own_action(app: FglClientApp) -> str:
-    """Return the ``group_action`` that the class of a client half itself declares."""
-    return str(vars(type(app)).get("group_action", ""))
-
-
 def _holds_backbone(client: Client) -> bool:
     """Return whether the stored model is the run's backbone: a step may add to it."""
     kept = part_of(client.state.tensors, "model/")
     return {n: tuple(t.shape) for n, t in kept.items()} == client.state_shapes()
-
-
-def _stack_of(client: Client) -> int:
-    """Return the stack of a client; on a GPU all clients are in one."""
-    is_cpu = client.device.type == "cpu"
-    return client.partition_id % num_stacks(client.num_partitions) if is_cpu else 0
 
 
 def _refused(reasons: Mapping[int, str], is_forced: bool) -> dict[int, Answer]:
@@ -407,17 +395,3 @@ def finite_clients(tensors: Mapping[str, Tensor]) -> list[bool]:
     rows = [tensor.isfinite().flatten(1).all(1) for tensor in tensors.values()]
     found: list[bool] = torch.stack(rows).all(0).tolist()
     return found
-
-
-def keep_model(
-    client: Client, trained: Mapping[str, Tensor], *, is_shared: bool
-) -> None:
-    """Store a client's trained model in its state."""
-    tensors = {
-        path: tensor
-        for path, tensor in client.state.tensors.items()
-        if not path.startswith("model/")
-    }
-    for name, tensor in trained.items():
-        tensors[f"model/{name}"] = tensor if is_shared else tensor.clone()
-    client.state.tensors = tensors
