@@ -122,8 +122,10 @@ class MutualPair(Backbone):
 
     In training mode a forward pass returns, side by side, the logits of both and their
     hidden states, that of the student mapped by W^h. In evaluation mode it returns the
-    teacher's logits.
+    teacher's logits. The gradient of each module of ``clipped`` is scaled to a norm.
     """
+
+    clipped: tuple[list[nn.Module], float]
 
     def __init__(self, teacher: Backbone, student: Backbone) -> None:
         nn.Module.__init__(self)

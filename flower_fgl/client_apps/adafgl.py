@@ -75,7 +75,7 @@ class AdaFGLClientApp(FedAvgClientApp):
             lr=settings.finetune_lr,
             weight_decay=settings.finetune_weight_decay,
         )
-        clip_steps(optimizer, client.config)
+        clip_steps(optimizer, client.config.clip_gradient)
         train = partial(
             client.train_by, run, network, server_round, optimizer=optimizer
         )

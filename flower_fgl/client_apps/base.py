@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from flower_fgl.client_apps.runtime.describe import check_node, describe, to_rep
 from flower_fgl.client_apps.runtime.model_store import save_best_model
 from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_masked
-from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import ClientState, ContextStates, StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.core.calibration import Calibration
@@ -51,31 +51,20 @@ from flower_fgl.protocols.exchanges import (
 )
 from flower_fgl.protocols.secure_aggregation.messages import CHECK, KEYS, SHARES, UNMASK
 
-__all__ = ["FglClientApp", "Fit", "Opened", "once"]
+__all__ = ["FglClientApp", "Fit", "once"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Result of local training.
+    """Result of local training: the client's personalized model, and its upload.
 
-    Parameters
-    ----------
-    model : Backbone or None
-        The client's personalized model, which ``evaluate = "local"`` scores; ``None`` in
-        an exchange that trains no model.
-    upload : Payload
-        Payload for the server.
-    loss : float
-        Training loss.
-    seconds : mapping of str to float
-        Parts of the training time that are reported separately.
-    terms : mapping of str to float
-        Terms of the loss and other numbers of the training, for the log.
-    logits : Tensor of shape (N, C), optional
-        Predictions of ``model``, without dropout, for all nodes (or graphs) of the
-        graph that it was trained on. The scores then need no further pass.
+    ``evaluate = "local"`` scores ``model``; it is ``None`` in an exchange that trains none.
+    ``seconds`` are parts of the training time that are reported separately, ``terms`` are
+    terms of the loss and other numbers, for the log. ``logits`` (N, C) are predictions of
+    ``model``, without dropout, for all nodes (or graphs) of the graph that it was trained
+    on: the scores then need no further pass.
     """
 
     model: Backbone | None
@@ -86,28 +75,12 @@ class Fit:
     logits: Tensor | None = None
 
 
-@dataclass(eq=False)
-class Opened:
-    """A client during one training message."""
-
-    message: Message
-    context: Context
-    client: Client
-    store: StateStore
-    server_round: int
-    download: Any
-
-
 class FglClientApp(ClientApp, ABC):
     """Base of all client halves.
 
     A method sets ``down`` and ``up`` and overrides :meth:`fit`, and where needed
-    :meth:`download_spec` and :meth:`personal_model`.
-
-    Parameters
-    ----------
-    session : Session, optional
-        Per-process cache shared by all messages.
+    :meth:`download_spec` and :meth:`personal_model`. ``session`` is the cache of the
+    process, shared by all messages.
     """
 
     down: ClassVar[type[Payload]]
@@ -123,11 +96,11 @@ class FglClientApp(ClientApp, ABC):
     def __init__(self, session: Session | None = None) -> None:
         super().__init__()
         self.session = session or Session()
-        self._open: dict[int, tuple[Client, StateStore, Context]] = {}
+        self._open: dict[int, Opened] = {}
         self.query(DESCRIBE)(self._describe)
         self.query(RESUME)(self.session.rewind)
-        self.query(TARGETS)(self._targets)
-        self.query(CALIBRATE)(self._calibrate)
+        self.answer_once(TARGETS, self._targets, last=once, is_state_new=False)
+        self.answer_once(CALIBRATE, self._calibrate, masked=FinalModel.records)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         for kind in (KEYS, SHARES, CHECK, UNMASK):
@@ -169,21 +142,9 @@ class FglClientApp(ClientApp, ABC):
 
         Used with ``eval-policy = "refresh"`` for clients that were not sampled, with
         ``"refresh-all"`` for all. By default the result of :meth:`fit` with that number
-        of ``local-epochs``.
-
-        Parameters
-        ----------
-        client : Client
-            A copy: changes of its ``state`` are discarded.
-        server_round : int
-            The next round, whose seeds the training uses.
-        download : Payload
-            The download of that round.
-
-        Returns
-        -------
-        Backbone or None
-            ``None`` if the client has no model.
+        of ``local-epochs``. ``client`` is a copy: changes of its ``state`` are discarded.
+        ``server_round`` is the next round, whose seeds and ``download`` the training uses.
+        ``None`` if the client has no model.
         """
         short = self.refresh_config(client.config)
         return self.fit(replace(client, config=short), server_round, download).model
@@ -214,19 +175,10 @@ class FglClientApp(ClientApp, ABC):
     def embed_kinds(
         self, client: Client, weights: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
-        """Embed training, test and synthetic nodes for a figure.
+        """Embed training, test and synthetic nodes for a figure; ``None`` without these.
 
-        Parameters
-        ----------
-        client : Client
-            The client as it was when the weights were aggregated.
-        weights : mapping of str to Tensor
-            State of the server half.
-
-        Returns
-        -------
-        mapping of str to (Tensor of shape (n, p), Tensor of shape (n,)), or None
-            Embeddings and classes by kind; ``None`` if the method generates no nodes.
+        ``client`` is as it was when ``weights``, the state of the server half, were
+        aggregated. The result has embeddings (n, p) and classes (n,) by kind.
         """
         return None
 
@@ -281,25 +233,22 @@ class FglClientApp(ClientApp, ABC):
         elif self.session.memory is None and client.partition_id == 0:
             open_store(client.config, client.num_partitions).log_notes()
 
-    def _targets(self, message: Message, context: Context) -> Message:
-        """Send the statistics of the training numbers, before their scale is known."""
+    def _targets(self, opened: Opened) -> Payload:
+        """Return the statistics of the training numbers, before their scale is known."""
         from flower_fgl.client_apps.runtime.target_scaling import target_statistics
 
-        client, store, _ = self.open_once(message, context, last=once)
-        reply = target_statistics(client.data, client.config)
-        self.keep(client, store, context, is_state_new=False)
-        return Message(reply.to_record(), reply_to=message)
+        return target_statistics(opened.client.data, opened.client.config)
 
-    def _calibrate(self, message: Message, context: Context) -> Message:
-        """Send sums over the validation items, by which the final model is calibrated."""
+    def _calibrate(self, opened: Opened) -> Payload:
+        """Return sums over the validation items, by which the final model is calibrated."""
         from flower_fgl.client_apps.runtime.calibration import shared_sums
 
-        client, store, number = self.open_once(message, context)
+        client = opened.client
         if client.config.calibration != "shared":
             raise PayloadError("the run does not calibrate the aggregated model")
         model = self.empty_model(client)
-        shapes = state_shapes(model)
-        load_state(model, FinalModel.from_record(message.content, shapes).weights)
+        received = FinalModel.from_record(opened.message.content, state_shapes(model))
+        load_state(model, received.weights)
         sums = shared_sums(
             client.validation_items(model),
             client.config,
@@ -307,22 +256,35 @@ class FglClientApp(ClientApp, ABC):
             client.conformal_draws,
             client.data.graph.target.width,
         )
-        if self.session.node(context).hides_numbers:
+        if self.session.node(opened.context).hides_numbers:
             sums = {name: torch.zeros_like(tensor) for name, tensor in sums.items()}
-        payload = CalibrationSums(sums)
-        content = payload.to_record()
-        if client.config.secure_aggregation:
-            content = pack_masked(
-                self.session,
-                client,
-                context,
-                number,
-                message.content,
-                payload,
-                records=FinalModel.records,
-            )
-        self.keep(client, store, context)
-        return Message(content, reply_to=message)
+        return CalibrationSums(sums)
+
+    def answer_once(
+        self,
+        action: str,
+        handle: Callable[[Opened], Payload],
+        *,
+        last: Callable[[Client], int] | None = None,
+        is_state_new: bool = True,
+        masked: Collection[str] | None = None,
+    ) -> None:
+        """Answer a query by the payload of ``handle``, once for each round of its exchange.
+
+        With secure aggregation it is masked, if ``masked`` names the records of the query.
+        ``last`` and ``is_state_new`` are those of :meth:`open_once` and :meth:`keep`.
+        """
+
+        def reply(message: Message, context: Context) -> Message:
+            opened = self.open_once(message, context, last=last)
+            payload = handle(opened)
+            content = payload.to_record()
+            if masked is not None and opened.client.config.secure_aggregation:
+                content = pack_masked(self.session, opened, payload, records=masked)
+            self.keep(opened, is_state_new=is_state_new)
+            return Message(content, reply_to=message)
+
+        self.query(action)(reply)
 
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""
@@ -334,24 +296,17 @@ class FglClientApp(ClientApp, ABC):
         context: Context,
         *,
         last: Callable[[Client], int] | None = None,
-    ) -> tuple[Client, StateStore, int]:
+    ) -> Opened:
         """Open a client for a message whose reply carries uploads or scores.
 
         Each round of each exchange is answered once, however often the server sends it.
         The method stores that with :meth:`keep`, before it returns the reply. If it raises
         an error instead, the dispatcher calls :meth:`keep_failed`.
 
-        The last result is ``server-round`` of the message, its number in its exchange.
-        ``last`` returns the largest number; by default ``rounds``, and one more for a named
-        action or an evaluation, which may follow the last round.
-
-        Raises
-        ------
-        PayloadError
-            If the client has answered this or a later number, or it is too large.
-        RunError
-            If the node's ``max-releases`` are used, or the split is not that of its first
-            run.
+        ``last`` returns the largest number of a round; by default ``rounds``, and one more
+        for a named action or an evaluation, which may follow the last round. PayloadError
+        if the client has answered this or a later number, or it is too large; RunError if
+        the node's ``max-releases`` are used, or the split is not that of its first run.
         """
         client, store = self.open(message, context)
         number = int(round_settings(message.content)["server-round"])  # type: ignore[arg-type]
@@ -368,21 +323,16 @@ class FglClientApp(ClientApp, ABC):
         ledger = self.session.releases(context)
         if ledger is not None:
             ledger.require()
-        self._open[id(context)] = client, store, context
-        return client, store, number
+        opened = Opened(message, context, client, store, number)
+        self._open[id(context)] = opened
+        return opened
 
-    def keep(
-        self,
-        client: Client,
-        store: StateStore,
-        context: Context,
-        *,
-        is_state_new: bool = True,
-    ) -> None:
+    def keep(self, opened: Opened, *, is_state_new: bool = True) -> None:
         """Count the reply and store the client's state, before the reply is sent.
 
         Unless ``is_state_new``, only the answered round is stored.
         """
+        context, client, store = opened.context, opened.client, opened.store
         self._open.pop(id(context), None)  # counted once, even if storing fails
         ledger = self.session.releases(context)
         if ledger is not None:
@@ -397,7 +347,7 @@ class FglClientApp(ClientApp, ABC):
         learns one bit of them each time.
         """
         if opened := self._open.get(id(context)):
-            self.keep(*opened, is_state_new=False)
+            self.keep(opened, is_state_new=False)
 
     def handle_fit(
         self,
@@ -409,16 +359,17 @@ class FglClientApp(ClientApp, ABC):
     ) -> Message:
         """Unpack, run ``fit``, evaluate the model, store the state, pack the reply."""
         clock = time.perf_counter()
-        client, store, server_round = self.open_once(message, context, last=last)
+        opened = self.open_once(message, context, last=last)
+        client, server_round = opened.client, opened.server_round
         seconds = {"load": time.perf_counter() - clock}
         settings = round_settings(message.content)
         try:
-            download = self.read_download(client, message.content)
+            opened.download = self.read_download(client, message.content)
         except PayloadError:  # known before any data are used: no answer
             self._open.pop(id(context), None)
             raise
         clock = time.perf_counter()
-        result = fit(client, server_round, download)
+        result = fit(client, server_round, opened.download)
         parts = sum(result.seconds.values())
         seconds["train"] = max(0.0, time.perf_counter() - clock - parts)
         seconds |= result.seconds
@@ -437,7 +388,6 @@ class FglClientApp(ClientApp, ABC):
                 own = scores.get("local", {})
                 save_best_model(client, context, model, own, server_round)
             client.state.set_group("model", trained)
-        opened = Opened(message, context, client, store, server_round, download)
         return self.pack_fit(opened, result, scores, seconds)
 
     def pack_fit(
@@ -464,18 +414,14 @@ class FglClientApp(ClientApp, ABC):
             if config.secure_aggregation:
                 content = pack_masked(
                     self.session,
-                    client,
-                    context,
-                    opened.server_round,
-                    opened.message.content,
+                    opened,
                     upload,
-                    opened.download,
                     records=self.down.records,
                     depends_on_download=self.depends_on_download,
                 )
         if content is None:
             content = upload.to_record()
-        self.keep(client, opened.store, context)
+        self.keep(opened)
         metrics = self.session.pack_metrics(
             context, scores, seconds, loss=result.loss, terms=result.terms
         )
@@ -504,7 +450,8 @@ class FglClientApp(ClientApp, ABC):
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the client's own model, the aggregated one, or both."""
-        client, store, number = self.open_once(message, context)
+        opened = self.open_once(message, context)
+        client, number = opened.client, opened.server_round
         clock = time.perf_counter()
         settings = round_settings(message.content)
         calibration = _read_calibration(settings.get("calibration"))
@@ -532,7 +479,7 @@ class FglClientApp(ClientApp, ABC):
                     raise PayloadError("the client has no model to score yet")
                 model = own
             scores[str(mode)] = client.evaluate(model, calibration=calibration)
-        self.keep(client, store, context, is_state_new=False)
+        self.keep(opened, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
         metrics = self.session.pack_metrics(context, scores, seconds)
         return reply_with(message, RecordDict({METRICS: metrics}))

@@ -135,8 +135,7 @@ class FedALAClientApp(FedAvgClientApp):
                 if active[place]:
                     losses[place].append(value)
                     active[place] = not is_learned(losses[place], is_first=is_first)
-        for client, own in zip(group.clients, group.split(weights), strict=True):
-            client.state.set_group("blend", own)
+        group.keep("blend", weights)
         return group.split(
             {name: blend(old[name], received[name], weights[name]) for name in names}
         )

@@ -41,9 +41,8 @@ class FedAuxClientApp(FedAvgClientApp):
         load_state(network, download.tensors)
         model = self.masked(client, network)
         loss = client.train(model, server_round)
-        names = [name for name, _ in network.named_parameters()]
-        masks = {n: m.detach() for n, m in zip(names, model.masks, strict=True)}
-        client.state.set_group(MASK, masks)
+        names = dict(network.named_parameters())
+        client.state.set_group(MASK, dict(zip(names, model.masks, strict=True)))
         personal = self.build(client)
         load_state(personal, model.eval().effective())
         return Fit(personal, Weights(network.state_dict()), loss)

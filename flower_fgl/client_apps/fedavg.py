@@ -186,12 +186,7 @@ class DescribingClientApp(FedAvgClientApp):
         records = partial(
             self.up.stacked_records, len(group), model.state_dict(), found
         )
-        return replace(
-            result,
-            uploads=uploads,
-            records=records if group.is_stacked else None,
-            logits=logits,
-        )
+        return replace(result, uploads=uploads, records=records, logits=logits)
 
 
 def _validation(client: Client, model: Backbone) -> float:

@@ -25,14 +25,14 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.protection import privatize
-from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
-from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.stacked.group import Group, GroupFit
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
+from flower_fgl.nn import GraphInput
 from flower_fgl.protocols import fedgcn, private_ids
-from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation.keys import draw_secret
 
@@ -63,12 +63,13 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.query(private_ids.BLIND)(self._blind)
-        self.query(private_ids.MULTIPLY)(self._multiply)
-        self.query(private_ids.CODES)(self._codes)
-        self.query(fedgcn.BOUNDARY)(self._boundary)
-        self.query(fedgcn.SUMS)(self._sums)
-        self.query(fedgcn.COMPLETE)(self._complete)
+        self.answer_once(private_ids.BLIND, self._blind, last=once)
+        self.answer_once(private_ids.MULTIPLY, self._multiply, last=others)
+        self.answer_once(private_ids.CODES, self._codes, last=once)
+        self.answer_once(fedgcn.BOUNDARY, self._boundary, last=once, is_state_new=False)
+        lists = fedgcn.ListedNodes.records
+        self.answer_once(fedgcn.SUMS, self._sums, last=once, masked=lists)
+        self.answer_once(fedgcn.COMPLETE, self._complete, last=once)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Load graph, settings and state of a client; sums complete the graph."""
@@ -87,9 +88,9 @@ class FedGCNClientApp(FedAvgClientApp):
             warn_without_sums(client)
         return super().fit_group(group, downloads)
 
-    def _blind(self, message: Message, context: Context) -> Message:
+    def _blind(self, opened: Opened) -> Payload:
         """Draw the own secret; send the ids at the border, multiplied by it."""
-        client, store, _ = self.open_once(message, context, last=once)
+        client = opened.client
         border, secret = border_of(client), draw_secret()
         points = private_ids.multiply(
             private_ids.hashed_points(torch.cat([border.own, border.outside])), secret
@@ -98,25 +99,23 @@ class FedGCNClientApp(FedAvgClientApp):
         order = torch.from_numpy(np.lexsort(points.numpy().T))
         secrets = torch.frombuffer(bytearray(secret), dtype=torch.uint8)
         client.state.set_group(SECRET, {"secret": secrets, "order": order})
-        self.keep(client, store, context)
-        return Message(private_ids.Points(points[order]).to_record(), reply_to=message)
+        return private_ids.Points(points[order])
 
-    def _multiply(self, message: Message, context: Context) -> Message:
+    def _multiply(self, opened: Opened) -> Payload:
         """Multiply the points of another owner by the own secret, once for each."""
-        client, store, _ = self.open_once(message, context, last=others)
-        points = private_ids.Points.from_record(message.content).points
+        client = opened.client
+        points = private_ids.Points.from_record(opened.message.content).points
         product = private_ids.multiply(
             points, secret_of(client)["secret"].numpy().tobytes()
         )
-        self.keep(client, store, context)
-        return Message(private_ids.Points(product).to_record(), reply_to=message)
+        return private_ids.Points(product)
 
-    def _codes(self, message: Message, context: Context) -> Message:
+    def _codes(self, opened: Opened) -> Payload:
         """Keep the codes of the own ids, and forget the secret."""
-        client, store, _ = self.open_once(message, context, last=once)
+        client = opened.client
         order = secret_of(client)["order"]
         points = private_ids.Points.from_record(
-            message.content, {"m": len(order)}
+            opened.message.content, {"m": len(order)}
         ).points
         codes = torch.empty_like(order)
         codes[order] = private_ids.codes_of(points)
@@ -126,32 +125,29 @@ class FedGCNClientApp(FedAvgClientApp):
         client.state.set_group(
             CODE, {"own": codes[:number].clone(), "outside": codes[number:].clone()}
         )
-        self.keep(client, store, context)
-        return Message(Empty().to_record(), reply_to=message)
+        return Empty()
 
-    def _boundary(self, message: Message, context: Context) -> Message:
+    def _boundary(self, opened: Opened) -> Payload:
         """Name the nodes with neighbours at other clients, and these neighbours."""
-        client, store, _ = self.open_once(message, context, last=once)
+        client = opened.client
         edges, sent = edges_of(client), sent_border(client)
         own, own_edges = torch.unique(edges.own, return_counts=True)
         is_listed = torch.isin(own, listed_of(client))
         outside_edges = torch.bincount(edges.other, minlength=len(edges.outside))
         order, order_outside = sent.own.argsort(), sent.outside.argsort()
-        reply = fedgcn.Boundary(
+        return fedgcn.Boundary(
             sent.own[order],
             is_listed[order].to(torch.uint8),
             sent.outside[order_outside],
             own_edges[order].to(torch.int32),
             outside_edges[order_outside].to(torch.int32),
         )
-        self.keep(client, store, context, is_state_new=False)
-        return Message(reply.to_record(), reply_to=message)
 
-    def _sums(self, message: Message, context: Context) -> Message:
+    def _sums(self, opened: Opened) -> Payload:
         """Send the own part of the sums of all listed nodes that the client knows."""
-        client, store, _ = self.open_once(message, context, last=once)
+        client = opened.client
         edges = edges_of(client)
-        ids = fedgcn.ListedNodes.from_record(message.content).ids
+        ids = fedgcn.ListedNodes.from_record(opened.message.content).ids
         own, own_ids, sent = listed_of(client), listed_ids(client), sent_border(client)
         other = torch.isin(sent.outside, ids)
         # other nodes of this client are no reason to refuse: that would confirm them
@@ -169,31 +165,17 @@ class FedGCNClientApp(FedAvgClientApp):
             len(ids),
         )
         client.state.set_group(KEPT, {"other": places})
-        protected = privatize(client, part)
-        content = protected.to_record()
-        if client.config.secure_aggregation:
-            content = pack_masked(
-                self.session,
-                client,
-                context,
-                0,
-                message.content,
-                protected,
-                records=fedgcn.ListedNodes.records,
-                depends_on_download=False,  # a list with one more node changes no sum
-            )
-        self.keep(client, store, context)
-        return Message(content, reply_to=message)
+        return privatize(client, part)
 
-    def _complete(self, message: Message, context: Context) -> Message:
+    def _complete(self, opened: Opened) -> Payload:
         """Store the sums of the own nodes and of their outside neighbours."""
-        client, store, _ = self.open_once(message, context, last=once)
+        client = opened.client
         none = torch.zeros(0, dtype=torch.int64)
         places = client.state.group(KEPT).get("other", none)
         own, hops = listed_of(client), client.config.method_config.hops
         num_other = len(places) if hops == 2 else 0
         spec = (len(own) + num_other, client.data.graph.num_features, num_other)
-        found = fedgcn.CompletedSums.from_record(message.content, spec)
+        found = fedgcn.CompletedSums.from_record(opened.message.content, spec)
         # rows come ascending by what was sent; codes have another order in each run
         order = listed_ids(client).argsort()
         order_other = sent_border(client).outside[places[:num_other]].argsort()
@@ -202,8 +184,7 @@ class FedGCNClientApp(FedAvgClientApp):
         degrees[order_other] = found.degrees
         kept = {"other": places, "sums": sums, "degrees": degrees}
         client.state.set_hashed_group(KEPT, kept)
-        self.keep(client, store, context)
-        return Message(Empty().to_record(), reply_to=message)
+        return Empty()
 
 
 class Border(NamedTuple):
@@ -281,18 +262,11 @@ def listed_of(client: Client) -> Tensor:
 
 
 def completed_data(client: Client) -> ClientData:
-    """Return the client's data on the completed graph, unchanged before there are sums.
+    """Return the client's data on the completed graph, unchanged before there are sums."""
 
-    Outside neighbours have no label and are in no set that is evaluated.
-    """
-    data, token = client.data, client.state.values.get(KEPT)
-    if token is None:
-        return data
-    kept = data.memo.get((KEPT,))
-    if kept is None or kept[0] != token:
-        found = client.state.group(KEPT)
+    def build(found: dict[str, Tensor]) -> list[GraphInput]:
         graph = summed_graph(
-            data.graph.graph.x,
+            client.data.graph.graph.x,
             edges_of(client),
             listed_of(client),
             found["other"],
@@ -301,8 +275,6 @@ def completed_data(client: Client) -> ClientData:
             hops=client.config.method_config.hops,
         )
         parts = (graph.x, graph.edge_index, graph.weight)
-        moved = SummedGraph(*(tensor.to(client.device) for tensor in parts))
-        # the same data in each round, which a stack keeps; the graph states its memory
-        data.memo[KEPT,] = kept = (token, data.with_inputs([moved]), moved)
-    completed: ClientData = kept[1]
-    return completed
+        return [SummedGraph(*(tensor.to(client.device) for tensor in parts))]
+
+    return client.data_on(KEPT, build)

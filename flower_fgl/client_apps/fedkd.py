@@ -2,17 +2,12 @@
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_fgl.algorithms import fedkd
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import (
-    load_state,
-    refuse_non_finite,
-    train_epochs,
-)
+from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedkd import FedKDSettings
 from flower_fgl.nn import Backbone, build_model, state_shapes
@@ -68,6 +63,7 @@ class FedKDClientApp(FglClientApp):
         with seeded(derive_seed(client.config.seed, 0, SERVER, "projection")):
             pair = fedkd.MutualPair(teacher, student).to(client.device)
         load_state(pair.projection, client.state.group("projection"))
+        pair.clipped = [pair.teacher, pair.student, pair.projection], MOST
         return pair
 
     def fit(self, client: Client, server_round: int, download: FactoredWeights) -> Fit:
@@ -82,28 +78,7 @@ class FedKDClientApp(FglClientApp):
             terms.update(parts)
             return loss
 
-        def clip(*_: Any) -> None:
-            for part in (pair.teacher, pair.student, pair.projection):
-                nn.utils.clip_grad_norm_(part.parameters(), MOST)
-
-        def run(
-            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
-        ) -> float:
-            hook = optimizer.register_step_pre_hook(clip)
-            try:
-                return train_epochs(
-                    pair,
-                    client.data.training,
-                    optimizer,
-                    epochs=number,
-                    batch_size=config.batch_size,
-                    data_loss=data_loss,
-                    generator=generator,
-                )
-            finally:
-                hook.remove()
-
-        loss = client.train_by(run, pair, server_round)
+        loss = client.train(pair, server_round, data_loss=data_loss)
         client.state.set_group("projection", pair.projection.state_dict())
         refuse_non_finite(pair.student.state_dict())
         settings = config.method_config

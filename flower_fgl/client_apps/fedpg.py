@@ -119,9 +119,7 @@ class FedPGClientApp(GroupClientApp, PrototypeClientApp):
         terms: list[dict[str, float]] = []
         counts, least = average.counts, group.config.min_class_count
         if scorer is not None:
-            scorers = group.split(scorer.state_dict())
-            for client, tensors in zip(group.clients, scorers, strict=True):
-                client.state.set_group("scorer", tensors)
+            group.keep("scorer", scorer.state_dict())
             if least <= 1:  # it can be of a single node
                 around = average.around
                 places = average.clients_of(around.centre)

@@ -111,9 +111,7 @@ class FedPubClientApp(FedAvgClientApp):
             is_stacked=group.is_stacked,
         )
         losses = group.train(model, penalty=penalty)
-        trained = {n: m.detach() for n, m in zip(weights, model.masks, strict=True)}
-        for client, own in zip(group.clients, group.split(trained), strict=True):
-            client.state.set_group(MASK, own)
+        group.keep(MASK, dict(zip(weights, model.masks, strict=True)))
         sent = {name: t.clone() for name, t in network.state_dict().items()}
         load_state(network, model.eval().effective())
         proxies = proxy_embedding(group, network).cpu()
@@ -124,7 +122,7 @@ class FedPubClientApp(FedAvgClientApp):
             )
         ]
         records = partial(EmbeddedWeights.stacked_records, number, sent, proxies)
-        return GroupFit(network, uploads, losses, records if group.is_stacked else None)
+        return GroupFit(network, uploads, losses, records)
 
     def received_model(self, client: Client, download: Weights) -> Backbone:
         """Return the received weights under the client's mask."""

@@ -24,12 +24,12 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.protection import privatize
-from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import StateStore, part_of
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
-from flower_fgl.nn import optimizers
+from flower_fgl.nn import GraphInput, optimizers
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.describe import MAX_ITEMS
 from flower_fgl.protocols.fedavg import Weights
@@ -101,26 +101,18 @@ def keep_mended(client: Client, network: fedsageplus.NeighbourGenerator) -> None
 
 
 def mended_data(client: Client) -> ClientData:
-    """Return the client's data with mended graphs, or unchanged before there are any.
+    """Return the client's data with mended graphs, or unchanged before there are any."""
 
-    Generated nodes have no label and are not in any set that is evaluated.
-    """
-    data, token = client.data, client.state.values.get("mended")
-    if token is None:
-        return data
-    kept = data.memo.get(("mended",))
-    if kept is None or kept[0] != token:
-        found = client.state.group("mended")
-        made = [
+    def build(found: dict[str, Tensor]) -> list[GraphInput]:
+        moved = {name: tensor.to(client.device) for name, tensor in found.items()}
+        return [
             fedsageplus.MendedGraph(
-                inputs,
-                found[f"{place}/owner"].to(client.device),
-                found[f"{place}/x"].to(client.device),
+                inputs, moved[f"{place}/owner"], moved[f"{place}/x"]
             )
-            for place, inputs in enumerate(data.inputs)
+            for place, inputs in enumerate(client.data.inputs)
         ]
-        data.memo["mended",] = kept = (token, made)
-    return data.with_inputs(kept[1])
+
+    return client.data_on("mended", build)
 
 
 class FedSagePlusClientApp(FedAvgClientApp):
@@ -151,8 +143,8 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        self.query(GENERATE)(self._generate)
-        self.query(JUDGE)(self._judge)
+        self.answer_once(GENERATE, self._generate, last=num_rounds)
+        self.answer_once(JUDGE, self._judge, last=num_judgements, is_state_new=False)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Load graph, settings and state of a client; its graphs are mended if possible."""
@@ -171,22 +163,18 @@ class FedSagePlusClientApp(FedAvgClientApp):
             )
         return super().fit(client, server_round, download)
 
-    def _generate(self, message: Message, context: Context) -> Message:
+    def _generate(self, opened: Opened) -> Payload:
         """Train the generator; return it or, after the last round, mend the graphs."""
-        client, store, step = self.open_once(
-            message, context, last=lambda c: c.config.method_config.gen_rounds
-        )
-        gradient = FeatureGradient.from_record(message.content, shapes_of(client))
+        client, step = opened.client, opened.server_round
+        shapes = shapes_of(client)
+        gradient = FeatureGradient.from_record(opened.message.content, shapes)
         network = train_generator(client, step, gradient.tensors)
-        reply: Payload = Empty()
-        if step == client.config.method_config.gen_rounds:
+        if step == num_rounds(client):
             client.state.set_group("generator", {})
             keep_mended(client, network)
-        else:
-            client.state.set_group("generator", network.state_dict())
-            reply = privatize(client, self.show(client, step, network))
-        self.keep(client, store, context)
-        return Message(reply.to_record(), reply_to=message)
+            return Empty()
+        client.state.set_group("generator", network.state_dict())
+        return privatize(client, self.show(client, step, network))
 
     def show(
         self, client: Client, step: int, network: fedsageplus.NeighbourGenerator
@@ -204,24 +192,27 @@ class FedSagePlusClientApp(FedAvgClientApp):
             impaired.wanted(network.features.most).to(torch.uint8).cpu(),
         )
 
-    def _judge(self, message: Message, context: Context) -> Message:
+    def _judge(self, opened: Opened) -> Payload:
         """Return the gradient of another client's generator."""
-        client, store, _ = self.open_once(message, context, last=num_judgements)
+        client = opened.client
         sizes = (
             client.config.hidden_channels,
             client.config.method_config.max_neighbours,
         )
         spec = (shapes_of(client), *sizes, MAX_ITEMS)
-        shown = GeneratorState.from_record(message.content, spec)
-        found = privatize(client, feedback_on(client, shown))
-        self.keep(client, store, context, is_state_new=False)
-        return Message(found.to_record(), reply_to=message)
+        shown = GeneratorState.from_record(opened.message.content, spec)
+        return privatize(client, feedback_on(client, shown))
+
+
+def num_rounds(client: Client) -> int:
+    """Return the number of rounds of generator training."""
+    return int(client.config.method_config.gen_rounds)
 
 
 def num_judgements(client: Client) -> int:
     """Return the largest number of generators that a client evaluates in a run."""
-    method_config, others = client.config.method_config, client.num_partitions - 1
-    return int(method_config.gen_rounds * min(method_config.peers or others, others))
+    others = client.num_partitions - 1
+    return num_rounds(client) * min(client.config.method_config.peers or others, others)
 
 
 def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from flower_fgl.algorithms import fedsst
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.fedsst import FedSSTSettings
@@ -53,7 +54,7 @@ class FedSSTClientApp(HiddenLayersClientApp):
         epochs = client.config.local_epochs
         if settings.adapts_epochs:
             epochs = fedsst.epochs_for(share, epochs, settings)
-        model = self.assemble(client, download)
+        model = self.assemble(Group(client), [download])
         loss = client.train(model, server_round, epochs=epochs)
         network = cast(GIN, model)
         draw = torch_generator(client.config.seed, 0, SERVER, "probe")

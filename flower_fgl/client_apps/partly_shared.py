@@ -1,14 +1,13 @@
 """Client half of methods whose clients share some layers and keep the others."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.models import hidden_names
 from flower_fgl.protocols.base import Payload
@@ -17,7 +16,7 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["HiddenLayersClientApp", "PartlySharedClientApp"]
 
 
-class PartlySharedClientApp(FglClientApp):
+class PartlySharedClientApp(GroupClientApp):
     """Train all layers, upload the shared ones, keep the others.
 
     The kept layers of all clients start from the same weights, drawn from the seed.
@@ -41,30 +40,37 @@ class PartlySharedClientApp(FglClientApp):
     def download_spec(self, client: Client) -> Any:
         """Return the shapes of the shared tensors."""
         names = self.shared_names(client)
-        shapes = self.state_shapes(client)
+        shapes = client.shared(self.state_shapes(client))
         return {name: shape for name, shape in shapes.items() if name in names}
 
-    def assemble(self, client: Client, download: Any) -> Backbone:
-        """Join the received layers and the client's own, or its initial ones."""
-        model = self.build(client)
-        load_state(model, client.state.group("model"))
-        load_state(model, download.tensors)
-        return model
+    def assemble(self, group: Group, downloads: Sequence[Any]) -> Backbone:
+        """Join the received layers and each client's own, or the initial ones."""
+        model = self.build(group.clients[0])
+        pairs = zip(group.stored(), downloads, strict=True)
+        initial = model.state_dict()
+        return group.load(
+            model, [{**initial, **own, **received.tensors} for own, received in pairs]
+        )
 
     def shared_state(self, client: Client, model: Backbone) -> dict[str, Tensor]:
         """Return the shared tensors of the network."""
         names = self.shared_names(client)
         return {n: t.detach() for n, t in model.state_dict().items() if n in names}
 
-    def fit(self, client: Client, server_round: int, download: Any) -> Fit:
-        """Train the joined network for ``local-epochs``."""
-        model = self.assemble(client, download)
-        loss = client.train(model, server_round)
-        return Fit(model, Weights(self.shared_state(client, model)), loss)
+    def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:
+        """Join the layers, and train."""
+        model = self.assemble(group, downloads)
+        losses = self.train_parts(group, model)
+        shared = self.shared_state(group.clients[0], model)
+        return group.fit_of_weights(model, shared, losses)
+
+    def train_parts(self, group: Group, model: Backbone) -> list[float]:
+        """Train all layers for ``local-epochs``; return the losses."""
+        return group.train(model)
 
     def first_model(self, client: Client, download: Any) -> Backbone | None:
         """Return the received layers, joined with the initial ones."""
-        return None if download is None else self.assemble(client, download)
+        return None if download is None else self.assemble(Group(client), [download])
 
 
 class HiddenLayersClientApp(PartlySharedClientApp):

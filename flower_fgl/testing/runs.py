@@ -14,8 +14,9 @@ import torch
 from flwr.app import Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Opened
+from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.client_apps.runtime.session import Opened
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.model_spec import TYPED
 from flower_fgl.lab.results import Run

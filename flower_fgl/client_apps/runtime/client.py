@@ -104,6 +104,25 @@ class Client(Generic[S]):
         found: Made = memo[key]
         return found
 
+    def data_on(
+        self, group: str, build: Callable[[dict[str, Tensor]], list[GraphInput]]
+    ) -> ClientData:
+        """Return the data on graphs built from a hashed group of the state, once for each.
+
+        Their further nodes have no label, and are in no set that is evaluated. Without the
+        group the data are unchanged.
+        """
+        data, token = self.data, self.state.values.get(group)
+        if token is None:
+            return data
+        kept = data.memo.get((group,))
+        if kept is None or kept[0] != token:
+            graphs = build(self.state.group(group))
+            # the same data in each round, which a stack keeps; graphs state their memory
+            data.memo[group,] = kept = (token, data.with_inputs(graphs), graphs)
+        found: ClientData = kept[1]
+        return found
+
     def build_model(
         self,
         *,
@@ -269,32 +288,17 @@ class Client(Generic[S]):
         after_epoch: Callable[[float], None] | None = None,
         purpose: str = "training",
     ) -> float:
-        """Train a model on the client's training nodes.
+        """Train a model in place on the client's training nodes; return the last loss.
 
-        With ``check-every`` the model ends with the weights of the best validation
-        score. With ``optimizer-state = "keep"`` the optimizer moments persist.
+        It is the mean of the last epoch. With ``check-every`` the model ends with the
+        weights of the best validation score. With ``optimizer-state = "keep"`` the
+        optimizer moments persist.
 
-        Parameters
-        ----------
-        model : Backbone
-            Trained in place.
-        server_round : int
-            Round; part of the seeds of dropout and batches.
-        epochs : int, optional
-            Number of epochs; by default ``local-epochs``.
-        data_loss : DataLoss, optional
-            Loss of the training nodes; by default :meth:`task_loss`.
-        penalty : callable, optional
-            Returns a term added to the loss.
-        after_epoch : callable, optional
-            Called with the mean loss after each epoch; disables the validation checks.
-        purpose : str
-            Part of the seeds: distinguishes several trainings in one round.
-
-        Returns
-        -------
-        float
-            Mean loss of the last epoch.
+        ``epochs`` are by default ``local-epochs``, ``data_loss`` of the training nodes
+        :meth:`task_loss`; ``penalty`` returns a term added to it. ``after_epoch`` is called
+        with the mean loss after each epoch, and disables the validation checks. The round
+        and ``purpose``, which distinguishes several trainings in one round, are part of the
+        seeds of dropout and batches.
         """
         data_loss = data_loss or self.task_loss()
         text = self.config.num_neighbors

@@ -300,12 +300,13 @@ def read_agreement(message: Message) -> ClassAgreement | None:
     return ClassAgreement.from_record(message.content)
 
 
-def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
+def agreed_place(message: Message, context: Context) -> tuple[int, int]:
     """Return a client's partition-id and the number of partitions: agreed, or its node's.
 
     They are -1 and 0 for a data owner that the server has not numbered yet.
     """
     # a node with a partition of a dataset has its number from its own node config
+    agreement = read_agreement(message)
     if agreement is not None and "graph" in context.node_config:
         return agreement.partition_id, agreement.num_partitions
     return node_place(context.node_config)

@@ -10,8 +10,8 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.data import agreed_place, read_agreement
-from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.data import agreed_place
+from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
@@ -93,7 +93,7 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     config = session.config(context)
     if not config.secure_aggregation:
         raise PayloadError("secure-aggregation is off on this client")
-    partition_id, _ = agreed_place(read_agreement(message), context)
+    partition_id, _ = agreed_place(message, context)
     store = session.states(config, context)
     state = store.load(context, partition_id)
     with session.sums(context, state) as history:
@@ -127,12 +127,8 @@ def _reply_of(member: Member, message: Message, context: Context) -> Payload:
 
 def pack_masked(
     session: Session,
-    client: Client,
-    context: Context,
-    server_round: int,
-    content: RecordDict,
+    opened: Opened,
     upload: Payload,
-    download: Any = None,
     *,
     records: Collection[str],
     depends_on_download: bool = True,
@@ -144,13 +140,14 @@ def pack_masked(
     upload ``depends_on_download``, all sums of the method count as sums of one download.
     PayloadError if the upload cannot be masked, or the message holds arrays of no use.
     """
+    client, context, content = opened.client, opened.context, opened.message.content
     if messages.Peers.records[0] not in content or not isinstance(
         upload, AdditivePayload
     ):
         return RecordDict()
     noise = None
     if client.config.upload_noise_model == "distributed":
-        noise = _noise_share(client, upload, download)
+        noise = _noise_share(client, upload, opened.download)
     seen = download_digest(content, records)
     origin = hashlib.sha256(client.config.method.encode()).digest()
     if depends_on_download:
@@ -164,7 +161,7 @@ def pack_masked(
             history=history,
         )
         masked = member.mask(
-            server_round,
+            opened.server_round,
             messages.Peers.from_record(content),
             upload.summands(client.weight),
             noise=noise,

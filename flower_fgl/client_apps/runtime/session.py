@@ -56,12 +56,11 @@ from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_nod
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.base import CONFIG, DESCRIBE, INFO, write_metrics
-from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
 
-__all__ = ["DataCache", "Session", "choose_device", "keep_freed_memory"]
+__all__ = ["DataCache", "Opened", "Session", "choose_device", "keep_freed_memory"]
 
 CACHE_BYTES = 2 << 30
 SUMS = "secure-sums"
@@ -303,7 +302,7 @@ class Session:
         if "graph" in context.node_config:
             self.open(message, context)  # checks the limits that depend on the graph
         point = message.content.config_records[CONFIG]
-        partition_id, _ = agreed_place(read_agreement(message), context)
+        partition_id, _ = agreed_place(message, context)
         store = self.states(self.config(context), context)
         current = store.load(context, partition_id)
         keys = current.group("secure")
@@ -313,7 +312,8 @@ class Session:
                 raise PayloadError(
                     "the client has answered messages of this run and does not rewind"
                 )
-            store.rewind(context, partition_id, run_id, server_round)
+            if isinstance(store, FileStates):  # the others end with the run
+                store.rewind(context, partition_id, run_id, server_round)
         copy_model_of_run(context, partition_id, run_id, server_round)
         state = store.load(context, partition_id)
         if keys:  # drawn when the run resumed; the server knows only these
@@ -333,9 +333,7 @@ class Session:
         """
         node, content = context.node_config, message.content
         kind = message.metadata.message_type
-        # most clients hold a partition: they have neither
-        agreement = read_agreement(message) if AGREEMENT in content else None
-        stamps = file_stamps(node) if "graph" in node else ()
+        agreement, stamps = read_agreement(message), file_stamps(node)
         if "graph" in node and agreement is None and kind != DESCRIBES:
             raise PayloadError("the message lacks the agreement with the data owners")
         config = self.config(context)
@@ -362,6 +360,18 @@ class Session:
         store = self.states(config, context)
         state = store.load(context, partition_id)
         return Client(config, partition_id, num_partitions, data, state, device), store
+
+
+@dataclass(eq=False)
+class Opened:
+    """A client during a message that it answers once, and a training's download."""
+
+    message: Message
+    context: Context
+    client: Client
+    store: StateStore
+    server_round: int
+    download: Any = None
 
 
 def refuse_weaker_run(config: RunConfig, context: Context) -> None:

@@ -217,16 +217,6 @@ class StateStore(ABC):
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Store a checked state atomically."""
 
-    @abstractmethod
-    def rewind(
-        self, context: Context, partition_id: int, run_id: int, server_round: int
-    ) -> None:
-        """Restore a client's state as it was after a round of an interrupted run.
-
-        ``run_id`` is Flower's id of that run, ``context`` that of the resumed run. Stores
-        whose states end with the run change nothing.
-        """
-
 
 class MemoryStates(StateStore):
     """Keep states in this process, for the local engine."""
@@ -244,11 +234,6 @@ class MemoryStates(StateStore):
         """Store the state object."""
         self._states[context.run_id, partition_id] = state
         self.is_changed = True
-
-    def rewind(
-        self, context: Context, partition_id: int, run_id: int, server_round: int
-    ) -> None:
-        """Change nothing; the engine restores the states with :meth:`load_states`."""
 
     def of_run(self, run_id: int) -> dict[int, ClientState]:
         """Return the states of a run by partition-id."""
@@ -378,7 +363,10 @@ class FileStates(StateStore):
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
-        """Restore the state of a round; an empty one if the client had not trained yet."""
+        """Restore the state of a round of the interrupted run ``run_id``.
+
+        It is empty if the client had not trained yet; ``context`` is of the resumed run.
+        """
         path = self._path(context, partition_id)
         source = state_file(self.folder, run_id, partition_id, self.owner)
         with self._locked(path):
@@ -514,11 +502,6 @@ class ContextStates(StateStore):
             return
         key = ANSWERED + state.claimed
         context.state.config_records["state-values"][key] = state.values[key]
-
-    def rewind(
-        self, context: Context, partition_id: int, run_id: int, server_round: int
-    ) -> None:
-        """Change nothing; Flower keeps no state of another run."""
 
 
 def memo_bytes(value: Any) -> int:

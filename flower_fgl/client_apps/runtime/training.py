@@ -214,7 +214,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the client optimizer that the settings name; ``lr`` replaces that setting.
 
-    Parameters listed in the model's attribute ``undecayed`` have no weight decay.
+    Parameters listed in the model's attribute ``undecayed`` have no weight decay; its
+    attribute ``clipped`` names parts and the norm to which :func:`clip_steps` scales them.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "adam": optimizers.Adam,
@@ -230,7 +231,10 @@ def make_optimizer(
         others = [p for p in model.parameters() if id(p) in exempt]
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     turn_for_steps(optimizer)
-    clip_steps(optimizer, config)
+    clip_steps(optimizer, config.clip_gradient)
+    if hasattr(model, "clipped"):
+        parts, norm = model.clipped
+        clip_steps(optimizer, norm, parts)
     epochs = config.local_epochs * (
         1 if config.optimizer_state == "reset" else config.rounds
     )
@@ -262,15 +266,17 @@ def turn_for_steps(optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_post_hook(turn)
 
 
-def clip_steps(optimizer: torch.optim.Optimizer, config: RunConfig) -> None:
-    """Scale the gradient of each step to an L2 norm of at most ``clip-gradient``."""
-    norm = config.clip_gradient
+def clip_steps(
+    optimizer: torch.optim.Optimizer, norm: float, parts: Sequence[nn.Module] = ()
+) -> None:
+    """Scale the gradient of each step, or of each of the ``parts``, to an L2 ``norm``."""
+
+    def clip(stepped: torch.optim.Optimizer, *_: object) -> None:
+        every = [p for group in stepped.param_groups for p in group["params"]]
+        for parameters in [part.parameters() for part in parts] or [every]:
+            nn.utils.clip_grad_norm_(parameters, norm)
+
     if norm:
-
-        def clip(stepped: torch.optim.Optimizer, *_: object) -> None:
-            groups = stepped.param_groups
-            nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], norm)
-
         optimizer.register_step_pre_hook(clip)
 
 

@@ -187,21 +187,15 @@ class Cohort(Group):
         self.data, self._is_whole = data, is_whole
         self.memo, self.real = data.memo, data.inputs[0].real
 
-    def build_model(
-        self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
-    ) -> Backbone:
-        """Build the backbone, see :meth:`Group.build_model`."""
-        return self._stacked(self.clients[0].build_model(), states)
-
-    def _stacked(
+    def load(
         self,
-        template: Backbone,
+        network: Backbone,
         states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
     ) -> Backbone:
-        """Give a network, which is changed, the weights of all clients."""
+        """Give a network the weights of all clients, see :meth:`Group.load`."""
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
-        return stack_model(template, states, len(self), torch.rand_like, is_spare=True)
+        return stack_model(network, states, len(self), torch.rand_like, is_spare=True)
 
     def receive(
         self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
@@ -215,7 +209,7 @@ class Cohort(Group):
                 {**{name: state[name] for name in kept}, **tensors}
                 for state, tensors in zip(own, received, strict=True)
             ]
-        return self._stacked(build(self.clients[0]), received)
+        return self.load(build(self.clients[0]), received)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""

@@ -203,9 +203,16 @@ class Group:
         self, states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor]
     ) -> Backbone:
         """Build the backbone with copies of one state, or of one per client."""
-        model = self.clients[0].build_model()
-        load_state(model, states if isinstance(states, Mapping) else states[0])
-        return model
+        return self.load(self.clients[0].build_model(), states)
+
+    def load(
+        self,
+        network: Backbone,
+        states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
+    ) -> Backbone:
+        """Give a network, which is changed, the weights of all clients."""
+        load_state(network, states if isinstance(states, Mapping) else states[0])
+        return network
 
     def build_own(self, *, own_weights: bool = False) -> Backbone:
         """Build the models trained last, the initial ones before the first training.

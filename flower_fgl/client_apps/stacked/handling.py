@@ -14,9 +14,10 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Opened, once
+from flower_fgl.client_apps.base import FglClientApp, Fit, once
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.session import Opened
 from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
@@ -52,9 +53,9 @@ class Placed(Opened):
     Clients of one stack have the same ``key``.
     """
 
-    place: int
-    seconds: float
-    key: tuple[Any, ...]
+    place: int = 0
+    seconds: float = 0.0
+    key: tuple[Any, ...] = ()
 
 
 def reader_of(app: FglClientApp) -> Callable[[Client, RecordDict], Any]:
@@ -165,7 +166,8 @@ class Stacker:
         for place, (message, context) in items.items():
             clock = time.perf_counter()
             try:
-                client, store, number = app.open_once(message, context, last=last)
+                one = app.open_once(message, context, last=last)
+                client = one.client
                 key = self._backbones.key(client)
                 found = key if isinstance(key, str) else read(client, message.content)
             except Exception as error:  # handled one by one, it fails in the usual way
@@ -175,8 +177,9 @@ class Stacker:
                 refused[place] = found
                 continue
             spent = time.perf_counter() - clock
-            parts = (message, context, client, store, number, found[0])
-            opened.append(Placed(*parts, place, spent, (*key, found[1])))
+            one.download = found[0]
+            key = (*key, found[1])
+            opened.append(Placed(**vars(one), place=place, seconds=spent, key=key))
         return opened, refused
 
     def _cohorts(
@@ -341,7 +344,7 @@ class Stacker:
         for one, mine in zip(opened, scores, strict=True):
             if one.place in answers:
                 continue
-            app.keep(one.client, one.store, one.context, is_state_new=False)
+            app.keep(one, is_state_new=False)
             metrics = app.session.pack_metrics(one.context, mine, seconds)
             content = RecordDict({METRICS: metrics})
             answers[one.place] = reply_with(one.message, content)
