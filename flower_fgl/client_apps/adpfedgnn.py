@@ -57,7 +57,7 @@ from flower_fgl.algorithms.adpfedgnn.network import (
     club_bound,
     residual_loss,
 )
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import train_and_check
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.group import (
@@ -80,8 +80,6 @@ from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 __all__ = ["ADPFedGNNClientApp", "LocalTraining"]
 
 log = logging.getLogger(__name__)
-
-Client = AnyClient[ADPFedGNNSettings]
 
 
 class ADPFedGNNClientApp(GroupClientApp):

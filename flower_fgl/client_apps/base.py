@@ -101,7 +101,7 @@ class FglClientApp(ClientApp, ABC):
         self.query(RESUME)(self.session.rewind)
         self.answer_once(TARGETS, self._targets, last=once, is_state_new=False)
         self.answer_once(CALIBRATE, self._calibrate, masked=FinalModel.records)
-        self.train()(self._train)
+        self.train()(partial(self.handle_fit, fit=self.fit))
         self.evaluate()(self._evaluate)
         for kind in (KEYS, SHARES, CHECK, UNMASK):
             self.query(kind)(partial(answer, self.session))
@@ -285,10 +285,6 @@ class FglClientApp(ClientApp, ABC):
             return Message(content, reply_to=message)
 
         self.query(action)(reply)
-
-    def _train(self, message: Message, context: Context) -> Message:
-        """Handle a round's training message."""
-        return self.handle_fit(message, context, self.fit)
 
     def open_once(
         self,

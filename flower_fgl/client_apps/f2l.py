@@ -11,7 +11,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.fggp import TwoViews
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.state import part_of
+from flower_fgl.client_apps.runtime.state import split_prefix
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.f2l import ADAPTATION, F2LSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
@@ -219,9 +219,9 @@ def assemble_model(client: Client, download: Weights) -> F2LNetwork:
     backbone = client.build_model()
     module = build_module(client, backbone)
     network = F2LNetwork(backbone, module)
-    load_state(module, part_of(download.tensors, ADAPTATION))
-    tensors = download.tensors.items()
-    load_state(backbone, {n: t for n, t in tensors if not n.startswith(ADAPTATION)})
+    of_backbone, of_module = split_prefix(download.tensors, ADAPTATION)
+    load_state(module, of_module)
+    load_state(backbone, of_backbone)
     return network
 
 

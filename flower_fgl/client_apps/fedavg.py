@@ -27,6 +27,7 @@ from flower_fgl.client_apps.stacked.group import (
 from flower_fgl.core.score_names import is_better
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.nn.stacked import split_state
 from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
@@ -38,6 +39,9 @@ class FedAvgClientApp(GroupClientApp):
     """Train the received weights on the client's own data and upload them."""
 
     stacked = True
+    records_embedding: ClassVar[bool] = False
+    """Whether ``penalties`` gets a :class:`RecordingBackbone`; then ``fit`` is that of
+    :class:`GroupClientApp`."""
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
@@ -100,10 +104,11 @@ class FedAvgClientApp(GroupClientApp):
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Train many clients; :meth:`fit` trains one, with the loss of its hooks."""
         model = group.receive(downloads, self.build)
+        network = RecordingBackbone(model) if self.records_embedding else model
         losses = group.train(
-            model,
-            data_loss=self.data_losses(group, model, downloads),
-            penalty=self.penalties(group, model, downloads),
+            network,
+            data_loss=self.data_losses(group, network, downloads),
+            penalty=self.penalties(group, network, downloads),
         )
         return group.fit_of_weights(model, model.state_dict(), losses)
 

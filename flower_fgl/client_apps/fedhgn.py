@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
-from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.weights import AlignedWeights, Coefficients
@@ -37,9 +36,6 @@ def alignment(own: Tensor, others: Tensor) -> Tensor:
     distance = (own[..., :, None, :] - others[..., None, :, :]).square().sum(dim=-1)
     out: Tensor = distance.amin(dim=-1).sum(dim=(-2, -1))
     return out
-
-
-Client = AnyClient[FedHGNSettings]
 
 
 def coefficient_rows(model: Backbone) -> Tensor:

@@ -15,15 +15,12 @@ h_i          the head, names that begin with ``classifier.``
 from dataclasses import replace
 
 from flower_fgl.client_apps.fedper import FedPerClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.config import RunConfig
 from flower_fgl.methods.fedrep import FedRepSettings
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedRepClientApp"]
-
-Client = AnyClient[FedRepSettings]
 
 
 class FedRepClientApp(FedPerClientApp):

@@ -25,7 +25,7 @@ from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.session import Opened, Session
-from flower_fgl.client_apps.runtime.state import StateStore, part_of
+from flower_fgl.client_apps.runtime.state import StateStore, split_prefix
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
@@ -246,8 +246,8 @@ def feature_generator(
 
 def open_generator(client: Client) -> fedsageplus.NeighbourGenerator:
     """Return the client's generator as trained so far."""
-    graph, saved = client.data.graph, client.state.group("generator")
-    own = part_of(saved, FEATURES)
+    graph = client.data.graph
+    saved, own = split_prefix(client.state.group("generator"), FEATURES)
     with seeded(client.seed(0, "generator")):
         network = fedsageplus.NeighbourGenerator(
             feature_generator(client, own or None),
@@ -255,7 +255,7 @@ def open_generator(client: Client) -> fedsageplus.NeighbourGenerator:
             hidden_channels=client.config.hidden_channels,
             num_outputs=graph.target.width,
         ).to(client.device)
-    load_state(network, {n: t for n, t in saved.items() if not n.startswith(FEATURES)})
+    load_state(network, saved)
     return network
 
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from flower_fgl.algorithms.fedgen import divergence_terms
 from flower_fgl.algorithms.prototypes.graph_views import union_pairs
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit, Rows
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, Rows
 from flower_fgl.methods.fgssl import FGSSLSettings
-from flower_fgl.nn import GraphInput
+from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.backbone import RecordingBackbone, copy_network
 from flower_fgl.nn.sparse import narrow_csr
 from flower_fgl.nn.stacked import Ragged
@@ -108,9 +108,6 @@ def random_view(
     return graph.with_edges(torch.cat([left, left.flip(0)], dim=1)).with_features(x)
 
 
-Client = AnyClient[FGSSLSettings]
-
-
 class FGSSLClientApp(FedAvgClientApp):
     """Contrast the nodes of two views, and keep the edges of the received model.
 
@@ -130,23 +127,18 @@ class FGSSLClientApp(FedAvgClientApp):
 
     stacked = True
     fit = GroupClientApp.fit
+    records_embedding = True
 
     def stack_key(self, client: Client, download: Weights) -> bool:
         """Separate clients whose training nodes have one class: they draw no views."""
         labels = client.data.training.labels
         return len(labels) > 0 and bool((labels != labels[0]).any())
 
-    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
-        """Train from the received weights with both losses."""
-        model = RecordingBackbone(group.receive(downloads, self.build))
-        losses = group.train(model, penalty=self.received_terms(group, model))
-        state = model.backbone.state_dict()
-        return group.fit_of_weights(model.backbone, state, losses)
-
-    def received_terms(
-        self, group: Group, model: RecordingBackbone
+    def penalties(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
     ) -> Callable[[], Tensor]:
         """Return a function for both weighted losses; ``model`` holds the download."""
+        assert isinstance(model, RecordingBackbone)
         settings: FGSSLSettings = group.config.method_config
         inputs, rows, number = group.inputs, group.rows, len(group)
         received = copy_network(model.backbone).eval()
@@ -157,7 +149,7 @@ class FGSSLClientApp(FedAvgClientApp):
         counts = of_pair.count.tolist()
         with torch.no_grad():
             edges = edge_differences(received.embed(inputs).flatten(0, -2), pairs)
-        has_classes = self.stack_key(group.clients[0], Weights({}))
+        has_classes = self.stack_key(group.clients[0], downloads[0])
         generators = group.generators("views")
         padded = Ragged(rows.count.tolist(), group.device)
         labels = torch.full_like(padded.index, -1).flatten()

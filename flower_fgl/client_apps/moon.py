@@ -18,15 +18,14 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp
 from flower_fgl.methods.moon import MoonSettings
+from flower_fgl.nn import Backbone
 from flower_fgl.nn.backbone import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["MoonClientApp", "model_contrast", "towards_received"]
-
-Client = AnyClient[MoonSettings]
 
 
 def towards_received(received: Tensor, previous: Tensor) -> Tensor:
@@ -63,30 +62,20 @@ class MoonClientApp(FedAvgClientApp):
 
     stacked = True
     fit = GroupClientApp.fit
+    records_embedding = True
 
     def stack_key(self, client: Client, download: Weights) -> bool:
         """Separate clients in their first round: they have no previous model."""
         return client.state.has_group("model")
 
-    def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
-        """Train from the received weights with the contrastive term."""
-        model = RecordingBackbone(group.receive(downloads, self.build))
-        term = None
-        if (
-            self.stack_key(group.clients[0], downloads[0])
-            and group.config.method_config.mu
-        ):
-            term = self.contrast(group, model)
-        losses = group.train(model, penalty=term)
-        state = model.backbone.state_dict()
-        return group.fit_of_weights(model.backbone, state, losses)
-
-    def contrast(self, group: Group, model: RecordingBackbone) -> Callable[[], Tensor]:
-        """Return a function for μ times the contrastive term of the last embedding.
-
-        ``model`` holds the received weights.
-        """
+    def penalties(
+        self, group: Group, model: Backbone, downloads: Sequence[Weights]
+    ) -> Callable[[], Tensor] | None:
+        """Return a function for μ times the contrastive term of the last embedding."""
+        assert isinstance(model, RecordingBackbone)
         settings: MoonSettings = group.config.method_config
+        if not settings.mu or not self.stack_key(group.clients[0], downloads[0]):
+            return None
         inputs = group.inputs
         are_some = settings.nodes == "train" and inputs.pairs is None
         rows = group.rows if are_some else group.all_rows

@@ -11,7 +11,7 @@ from torch import Tensor
 from flower_fgl.algorithms import topfgl
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.state import part_of
+from flower_fgl.client_apps.runtime.state import split_prefix
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.stacked.group import (
     Group,
@@ -87,9 +87,8 @@ class TopFGLClientApp(FedAvgClientApp):
 
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
         """Add edges if it is time, then train the networks and the learners."""
-        parts = {
-            id(one): parts_of(one.tensors) for one in downloads
-        }  # once a broadcast
+        # once a broadcast
+        parts = {id(one): split_prefix(one.tensors, LEARNER) for one in downloads}
         networks, learners = zip(*(parts[id(one)] for one in downloads), strict=True)
         backbone = group.build_model(networks)
         learner = self.build_learner(group.clients[0])
@@ -190,14 +189,6 @@ class TopFGLClientApp(FedAvgClientApp):
         return topfgl.AugmentedNet(
             backbone, client.data.training.inputs, self.added(client)
         )
-
-
-def parts_of(
-    tensors: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the weights of the network and those of the learner."""
-    network = {n: t for n, t in tensors.items() if not n.startswith(LEARNER)}
-    return network, part_of(tensors, LEARNER)
 
 
 def structure_of(group: Group, model: topfgl.AugmentedNet) -> GraphInput:

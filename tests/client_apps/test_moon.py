@@ -87,7 +87,7 @@ def test_the_term_contrasts_the_received_with_the_previous_model(nodes: str) -> 
     previous = shifted(received, 0.3)
     model = RecordingBackbone(client.build_model(initialise=True))
     client.state.set_group("model", dict(previous.tensors))
-    term = MoonClientApp().contrast(Group(client), model)
+    term = MoonClientApp().penalties(Group(client), model, [Weights({})])
     inputs = client.data.training.inputs
     load_state(model.backbone, previous.tensors)
     z = model.eval().embed(inputs)

@@ -33,7 +33,7 @@ from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.runs.state_files import is_secret, keep_file, link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
-__all__ += ["memo_bytes", "part_of", "read_state", "write_state"]
+__all__ += ["memo_bytes", "part_of", "read_state", "split_prefix", "write_state"]
 
 Entry = TypeVar("Entry")
 MASKED = "secure/masked-round"
@@ -183,6 +183,14 @@ def part_of(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
         for name, entry in entries.items()
         if name.startswith(prefix)
     }
+
+
+def split_prefix(
+    entries: Mapping[str, Entry], prefix: str
+) -> tuple[dict[str, Entry], dict[str, Entry]]:
+    """Return the other entries, and those of :func:`part_of`."""
+    others = {n: entry for n, entry in entries.items() if not n.startswith(prefix)}
+    return others, part_of(entries, prefix)
 
 
 class StateStore(ABC):

@@ -420,15 +420,6 @@ class Cohort(Group):
         out = [dict.fromkeys([*data.sizes, *extra], EMPTY) for data in datas]
         absent = cast(AbsentClasses, config.absent_classes)
 
-        def add(name: str, logits: Tensor, column: Column) -> None:
-            predicted = column.pick(logits).argmax(dim=-1)
-            found = score_rows(
-                predicted, column.labels, column.client, column.counts, self.num_classes,
-                absent_classes=absent,
-            )  # fmt: skip
-            for scores, values in zip(out, found, strict=True):
-                scores[name] = values
-
         for inputs, columns in zip(self.data.inputs, self.data.columns, strict=True):
             used = {name: column for name, column in columns.items() if len(column)}
             if not used:
@@ -440,10 +431,15 @@ class Cohort(Group):
                 for column in used.values():
                     wanted.view(-1)[column.index] = True
                 logits = model.predict(inputs, wanted)
-            for name, column in used.items():
-                add(name, logits, column)
+            parts = [(name, logits, column) for name, column in used.items()]
             if is_few_shot and "test" in used:
                 own = torch.stack([data.own_classes for data in datas])
                 masked = logits.masked_fill(~own[:, None], -math.inf)
-                add(MASKED, masked, used["test"])
+                parts.append((MASKED, masked, used["test"]))
+            for name, values, column in parts:
+                predicted = column.pick(values).argmax(dim=-1)
+                nodes = predicted, column.labels, column.client, column.counts
+                found = score_rows(*nodes, self.num_classes, absent_classes=absent)
+                for scores, score in zip(out, found, strict=True):
+                    scores[name] = score
         return out

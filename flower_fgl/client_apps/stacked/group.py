@@ -149,10 +149,10 @@ class GroupFit:
     states: Sequence[Mapping[str, Tensor]] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def of_one(self) -> Fit:
-        """Return the result of one client."""
-        terms = self.terms[0] if self.terms else {}
-        parts = self.model, self.uploads[0], self.losses[0], self.seconds, terms
+    def of(self, place: int = 0) -> Fit:
+        """Return the result of one client; model and logits are those of all."""
+        terms = self.terms[place] if self.terms else {}
+        parts = self.model, self.uploads[place], self.losses[place], self.seconds, terms
         return Fit(*parts, self.logits)
 
 
@@ -446,11 +446,11 @@ class GroupClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train one client."""
-        return self.fit_group(Group(client, server_round), [download]).of_one()
+        return self.fit_group(Group(client, server_round), [download]).of()
 
     def act(self, client: Client, server_round: int, download: Any) -> Fit:
         """Handle a message of ``group_action`` to one client."""
-        return self.act_group(Group(client, server_round), [download]).of_one()
+        return self.act_group(Group(client, server_round), [download]).of()
 
     @abstractmethod
     def fit_group(self, group: Group, downloads: Sequence[Any]) -> GroupFit:

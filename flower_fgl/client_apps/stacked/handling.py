@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, once
+from flower_fgl.client_apps.base import FglClientApp, once
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.session import Opened
@@ -254,13 +254,9 @@ class Stacker:
                     state = one.client.state
                     state.set_group("model", states[number], is_copied=not is_whole)
                 scores = found[number]
-                terms = result.terms[number] if result.terms else {}
-                fit = Fit(
-                    None, result.uploads[number], result.losses[number], terms=terms
-                )
                 answers[one.place] = app.pack_fit(
                     one,
-                    fit,
+                    result.of(number),
                     {} if scores is None else {"local": scores},
                     {"load": one.seconds, **seconds},
                     contents[number],
