@@ -268,11 +268,13 @@ class FglClientApp(ClientApp, ABC):
         last: Callable[[Client], int] | None = None,
         is_state_new: bool = True,
         masked: Collection[str] | None = None,
+        depends_on_download: bool = True,
     ) -> None:
         """Answer a query by the payload of ``handle``, once for each round of its exchange.
 
-        With secure aggregation it is masked, if ``masked`` names the records of the query.
-        ``last`` and ``is_state_new`` are those of :meth:`open_once` and :meth:`keep`.
+        With secure aggregation it is masked, if ``masked`` names the records of the query,
+        see :func:`pack_masked`. ``last`` and ``is_state_new`` are those of
+        :meth:`open_once` and :meth:`keep`.
         """
 
         def reply(message: Message, context: Context) -> Message:
@@ -280,7 +282,13 @@ class FglClientApp(ClientApp, ABC):
             payload = handle(opened)
             content = payload.to_record()
             if masked is not None and opened.client.config.secure_aggregation:
-                content = pack_masked(self.session, opened, payload, records=masked)
+                content = pack_masked(
+                    self.session,
+                    opened,
+                    payload,
+                    records=masked,
+                    depends_on_download=depends_on_download,
+                )
             self.keep(opened, is_state_new=is_state_new)
             return Message(content, reply_to=message)
 
