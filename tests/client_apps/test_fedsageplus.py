@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from flwr.app import Context, Message
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.fedsageplus import MendedGraph
@@ -22,9 +21,10 @@ from flower_fgl.client_apps.fedsageplus import (
     train_generator,
 )
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Opened
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.protocols.base import LARGEST, read_tensors
+from flower_fgl.protocols.base import LARGEST, Payload
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
 from tests.client_apps.runtime.test_client import client_of
 
@@ -217,13 +217,10 @@ def test_a_generator_without_finite_gradient_names_the_client_that_trains_it(
 ) -> None:
     original = FedSagePlusClientApp._generate
 
-    def generate(self: Any, message: Message, context: Context) -> Message:
-        reply = original(self, message, context)
-        if context.node_config["partition-id"] == 1 and "generator" in reply.content:
-            tensors = read_tensors(reply.content, "generator")
-            nodes = read_tensors(reply.content, "nodes", is_checked=False)
-            shown = GeneratorState(tensors, nodes["inputs"], nodes["counts"])
-            reply.content = huge(shown).to_record()
+    def generate(self: Any, opened: Opened) -> Payload:
+        reply = original(self, opened)
+        if opened.client.partition_id == 1 and isinstance(reply, GeneratorState):
+            return huge(reply)
         return reply
 
     monkeypatch.setattr(FedSagePlusClientApp, "_generate", generate)

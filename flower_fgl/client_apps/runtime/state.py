@@ -120,7 +120,7 @@ class ClientState:
         return ClientState(kept, dict(self.values))
 
     def set_group(
-        self, prefix: str, tensors: dict[str, Tensor], *, is_copied: bool = True
+        self, prefix: str, tensors: Mapping[str, Tensor], *, is_copied: bool = True
     ) -> None:
         """Replace the tensors under ``prefix/`` by copies of ``tensors``, which are dense.
 

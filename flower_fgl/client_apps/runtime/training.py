@@ -232,9 +232,8 @@ def make_optimizer(
         optimizer.add_param_group({"params": others, "weight_decay": 0.0})
     turn_for_steps(optimizer)
     clip_steps(optimizer, config.clip_gradient)
-    if hasattr(model, "clipped"):
-        parts, norm = model.clipped
-        clip_steps(optimizer, norm, parts)
+    parts, norm = getattr(model, "clipped", ((), 0.0))
+    clip_steps(optimizer, norm, parts)
     epochs = config.local_epochs * (
         1 if config.optimizer_state == "reset" else config.rounds
     )
@@ -273,8 +272,8 @@ def clip_steps(
 
     def clip(stepped: torch.optim.Optimizer, *_: object) -> None:
         every = [p for group in stepped.param_groups for p in group["params"]]
-        for parameters in [part.parameters() for part in parts] or [every]:
-            nn.utils.clip_grad_norm_(parameters, norm)
+        for one in [list(part.parameters()) for part in parts] or [every]:
+            nn.utils.clip_grad_norm_(one, norm)
 
     if norm:
         optimizer.register_step_pre_hook(clip)
