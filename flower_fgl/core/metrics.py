@@ -122,12 +122,7 @@ def score(
     labels = y[chosen]
     predicted, group = logits[chosen].argmax(dim=-1), torch.zeros_like(labels)
     (found,) = score_rows(
-        predicted,
-        labels,
-        group,
-        [len(labels)],
-        num_classes,
-        absent_classes=absent_classes,
+        predicted, labels, group, 1, num_classes, absent_classes=absent_classes
     )
     return found
 
@@ -136,20 +131,20 @@ def score_rows(
     predicted: Tensor,
     labels: Tensor,
     group: Tensor,
-    sizes: Sequence[int],
+    num_groups: int,
     num_classes: int,
     *,
     absent_classes: AbsentClasses = "ignore",
 ) -> list[Scores]:
     """Score predicted classes (t,) of the nodes of several groups, see :func:`score`.
 
-    ``group`` (t,) is the number of the group of each node, ``sizes`` their nodes.
+    ``group`` (t,) is the number of the group of each node.
     """
     first, is_hit = group * num_classes, predicted == labels
 
     def count(cells: Tensor) -> Tensor:
-        found = torch.bincount(cells, minlength=len(sizes) * num_classes)
-        return found.view(len(sizes), num_classes).to(torch.float64)
+        found = torch.bincount(cells, minlength=num_groups * num_classes)
+        return found.view(num_groups, num_classes).to(torch.float64)
 
     true_pos = count((first + labels)[is_hit])
     positive, support = count(first + predicted), count(first + labels)
@@ -158,13 +153,16 @@ def score_rows(
     recall = true_pos / support.clamp(min=1)
     num_present = (predicted_or_true > 0).sum(dim=1)
     # one transfer for all numbers: each one synchronises the GPU
-    columns = [true_pos.sum(1), f1.sum(1), recall.sum(1), num_present]
-    out = [Scores(0, math.nan, math.nan, math.nan)] * len(sizes)
+    columns = [
+        support.sum(1), true_pos.sum(1), f1.sum(1), recall.sum(1), num_present,
+    ]  # fmt: skip
+    out = [Scores(0, math.nan, math.nan, math.nan)] * num_groups
     for place, row in enumerate(torch.stack(columns, dim=1).tolist()):
-        if size := sizes[place]:
-            hits, sum_f1, sum_recall, present = row
+        size, hits, sum_f1, sum_recall, present = row
+        if size:
             over = num_classes if absent_classes == "zero" else present
-            out[place] = Scores(size, hits / size, sum_f1 / over, sum_recall / over)
+            rates = hits / size, sum_f1 / over, sum_recall / over
+            out[place] = Scores(int(size), *rates)
     return out
 
 

@@ -17,7 +17,6 @@ from flower_fgl.client_apps.runtime.training import Checks, copied
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,
     Group,
-    GroupFit,
     Rows,
     RowsLoss,
     cross_entropy,
@@ -29,7 +28,6 @@ from flower_fgl.core.metrics import AbsentClasses, Scores, score_rows
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
-from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Cohort", "StackedData", "Uniform"]
 
@@ -37,33 +35,15 @@ MOST_LEFT = 0.9
 """Share of a stack's clients up to which those that still train get their own stack."""
 
 
-class Column:
-    """The labelled nodes of one score column of K clients: rows and classes of each.
-
-    Each client has ``num_rows`` rows in stacked representations.
-    """
-
-    def __init__(
-        self, masks: Sequence[Tensor], labels: Sequence[Tensor], num_rows: int
-    ) -> None:
-        found = [mask.nonzero().squeeze(1) for mask in masks]
-        counts = torch.tensor([len(rows) for rows in found])
-        device = masks[0].device
-        self.client = torch.repeat_interleave(torch.arange(len(found)), counts).to(
-            device
-        )
-        self.index = torch.cat(found) + self.client * num_rows
-        self.labels = torch.cat(
-            [y[rows] for y, rows in zip(labels, found, strict=True)]
-        )
-        self.counts: list[int] = counts.tolist()
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def pick(self, logits: Tensor) -> Tensor:
-        """Select the rows of logits (K, n, C)."""
-        return logits.flatten(0, 1).index_select(0, self.index)
+def stacked_rows(
+    nodes: Sequence[Tensor], labels: Sequence[Tensor], num_rows: int
+) -> Rows:
+    """Return nodes of each client, of ``num_rows``, as rows of stacked representations."""
+    counts = torch.tensor([len(one) for one in nodes])
+    place = torch.repeat_interleave(torch.arange(len(nodes)), counts)
+    place = place.to(nodes[0].device)
+    index = torch.cat(list(nodes)) + place * num_rows
+    return Rows(index, place, torch.cat(list(labels)), len(nodes))
 
 
 class StackedData:
@@ -79,28 +59,27 @@ class StackedData:
             stack_graphs(graphs)
             for graphs in zip(*(data.inputs for data in datas), strict=True)
         ]
-        counts = torch.tensor([data.training.index.numel() for data in datas])
-        device = datas[0].training.index.device
-        place = torch.repeat_interleave(torch.arange(len(datas)), counts).to(device)
-        index = torch.cat([data.training.index for data in datas])
-        labels = torch.cat([data.training.labels for data in datas])
-        first = place * self.inputs[0].num_rows
-        self.rows = Rows(index + first, place, labels, len(datas))
-        self._training = [data.training for data in datas]
+        trained = [data.training for data in datas]
+        self.rows = stacked_rows(
+            [one.index for one in trained],
+            [one.labels for one in trained],
+            self.inputs[0].num_rows,
+        )
+        self._training = trained
         self._fields: dict[int, dict[int, list[Tensor]]] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
-        self.columns = [
-            {
-                name: Column(
-                    [data.columns[number][name] & (data.labels[number] >= 0)
-                     for data in datas],
-                    [data.labels[number] for data in datas],
-                    inputs.num_rows,
-                )
-                for name in datas[0].columns[number]
-            }
-            for number, inputs in enumerate(self.inputs)
-        ]  # fmt: skip
+        self.columns: list[dict[str, Rows]] = []
+        for number, inputs in enumerate(self.inputs):
+            every = [data.labels[number] for data in datas]
+            columns = {}
+            for name in datas[0].columns[number]:
+                nodes = [
+                    (data.columns[number][name] & (y >= 0)).nonzero().squeeze(1)
+                    for data, y in zip(datas, every, strict=True)
+                ]
+                known = [y[index] for y, index in zip(every, nodes, strict=True)]
+                columns[name] = stacked_rows(nodes, known, inputs.num_rows)
+            self.columns.append(columns)
 
     @property
     def num_bytes(self) -> int:
@@ -197,20 +176,6 @@ class Cohort(Group):
             states = states[0]
         return stack_model(network, states, len(self), torch.rand_like, is_spare=True)
 
-    def receive(
-        self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
-    ) -> Backbone:
-        """Build the network with the received weights, and those that stay on clients."""
-        received = [download.tensors for download in downloads]
-        if kept := self.clients[0].local_names():
-            first = self.initial_state()
-            own = [state or first for state in self.stored()]
-            received = [
-                {**{name: state[name] for name in kept}, **tensors}
-                for state, tensors in zip(own, received, strict=True)
-            ]
-        return self.load(build(self.clients[0]), received)
-
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""
         return split_state(tensors, len(self))
@@ -237,15 +202,6 @@ class Cohort(Group):
         out.view(-1)[self.all_rows.index] = torch.cat(list(parts)).to(self.device)
         return out
 
-    def fit_of_weights(
-        self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
-    ) -> GroupFit:
-        """Return the result of a method that uploads these weights."""
-        shared = self.exchanged(tensors)
-        uploads = [Weights(state) for state in self.split(shared)]
-        records = partial(Weights.stacked_records, len(losses), shared)
-        return GroupFit(model, uploads, losses, records)
-
     @cached_property
     def all_rows(self) -> Rows:
         """All nodes of the training graphs, without labels (-1)."""
@@ -254,10 +210,6 @@ class Cohort(Group):
         index = real.flatten().nonzero().squeeze(1)
         client = real.nonzero()[:, 0]
         return Rows(index, client, torch.full_like(index, -1), len(real))
-
-    def epoch(self, purpose: str) -> Cohort:
-        """Return the clients with the items of one epoch."""
-        return self
 
     def task_loss(self, model: Backbone, rows: Rows) -> Tensor:
         """Return the loss of the task, (K,)."""
@@ -397,11 +349,11 @@ class Cohort(Group):
         hits, total = torch.zeros(len(self)), torch.zeros(len(self))
         for inputs, columns in zip(self.data.inputs, self.data.columns, strict=True):
             column = columns.get("val")
-            if column:
+            if column is not None:
                 rows = column.pick(model(inputs))
                 right = column.client[rows.argmax(dim=1) == column.labels]
                 hits += torch.bincount(right, minlength=len(self)).cpu()
-                total += torch.tensor(column.counts)
+                total += column.count.cpu()
         accuracy: list[float] = (hits.double() / total.double()).tolist()
         return accuracy
 
@@ -421,7 +373,7 @@ class Cohort(Group):
         absent = cast(AbsentClasses, config.absent_classes)
 
         for inputs, columns in zip(self.data.inputs, self.data.columns, strict=True):
-            used = {name: column for name, column in columns.items() if len(column)}
+            used = {name: one for name, one in columns.items() if len(one.index)}
             if not used:
                 continue
             if known_logits is not None and inputs is self.data.inputs[0]:
@@ -438,8 +390,10 @@ class Cohort(Group):
                 parts.append((MASKED, masked, used["test"]))
             for name, values, column in parts:
                 predicted = column.pick(values).argmax(dim=-1)
-                nodes = predicted, column.labels, column.client, column.counts
-                found = score_rows(*nodes, self.num_classes, absent_classes=absent)
+                nodes, number = (predicted, column.labels, column.client), len(self)
+                found = score_rows(
+                    *nodes, number, self.num_classes, absent_classes=absent
+                )
                 for scores, score in zip(out, found, strict=True):
                     scores[name] = score
         return out

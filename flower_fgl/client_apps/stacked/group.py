@@ -220,22 +220,29 @@ class Group:
         The arguments are those of :meth:`Client.own_model`.
         """
         own = self.stored()
-        if own_weights:
+        if not all(own):
+            initial = {} if own_weights else self.initial_state()
             own = [
                 state
+                or initial
                 or client.build_model(initialise=True, own_weights=True).state_dict()
                 for state, client in zip(own, self.clients, strict=True)
             ]
-        elif not all(own):
-            initial = self.initial_state()
-            own = [state or initial for state in own]
         return self.build_model(own)
 
     def receive(
         self, downloads: Sequence[Weights], build: Callable[[Client], Backbone]
     ) -> Backbone:
-        """Build the network with the received weights, see :meth:`Client.receive`."""
-        return self.clients[0].receive(downloads[0].tensors, build)
+        """Build the network with the received weights, and those that stay on clients."""
+        received = [download.tensors for download in downloads]
+        if kept := self.clients[0].local_names():
+            first = self.initial_state()
+            own = [state or first for state in self.stored()]
+            received = [
+                {**{name: state[name] for name in kept}, **tensors}
+                for state, tensors in zip(own, received, strict=True)
+            ]
+        return self.load(build(self.clients[0]), received)
 
     def initial_state(self) -> dict[str, Tensor]:
         """Return the initial weights, the same for all clients of a backbone."""
@@ -380,6 +387,8 @@ class Group:
 
     def epoch(self, purpose: str) -> Group:
         """Return the clients with the items of one epoch, if each epoch draws others."""
+        if self.is_stacked:
+            return self
         items = self._items.epoch(self.generators(purpose)[0])
         return Group(self.clients[0], self.server_round, items)
 
@@ -412,7 +421,10 @@ class Group:
         self, model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
     ) -> GroupFit:
         """Return the result of a method that uploads these weights."""
-        return GroupFit(model, [Weights(self.exchanged(tensors))], losses)
+        shared = self.exchanged(tensors)
+        uploads = [Weights(state) for state in self.split(shared)]
+        records = partial(Weights.stacked_records, len(self), shared)
+        return GroupFit(model, uploads, losses, records)
 
 
 class GroupClientApp(FglClientApp):
