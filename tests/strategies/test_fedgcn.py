@@ -26,6 +26,7 @@ from flower_fgl.client_apps.fedgcn import (
     listed_of,
 )
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Opened
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.build import load_dataset
@@ -509,9 +510,9 @@ def test_an_owner_multiplies_once_for_each_other_owner_and_forgets_its_secret(
     states: list[ClientState] = []
     original = FedGCNClientApp.keep
 
-    def keep(app: Any, client: Client, *args: Any, **kwargs: Any) -> None:
-        states.append(client.state.compact())
-        original(app, client, *args, **kwargs)
+    def keep(app: Any, opened: Opened, **kwargs: Any) -> None:
+        states.append(opened.client.state.compact())
+        original(app, opened, **kwargs)
 
     monkeypatch.setattr(FedGCNClientApp, "keep", keep)
     run_files(tables, tmp_path / "one")
