@@ -84,10 +84,8 @@ class FedHGNClientApp(GroupClientApp):
         model = group.receive(weights, Client.build_model)
         settings = group.config.method_config
         aligns, weight = settings.alignment == "peers", settings.weight
-        others = [download.coefficients.rows for download in downloads]
-        fixed = (torch.stack(others) if group.is_stacked else others[0]).to(
-            group.device
-        )
+        others = [{"rows": download.coefficients.rows} for download in downloads]
+        fixed = group.join(others)["rows"]
 
         def term() -> Tensor:
             found: Tensor = weight * alignment(coefficient_rows(model), fixed)
@@ -95,13 +93,13 @@ class FedHGNClientApp(GroupClientApp):
 
         has_term = aligns and fixed.shape[-2] and weight
         losses = group.train(model, penalty=term if has_term else None)
-        rows = coefficient_rows(model).detach().cpu()
+        rows = group.split({"rows": coefficient_rows(model).detach().cpu()})
         shared = group.split(group.exchanged(model.state_dict()))
         uploads = [
-            AlignedWeights(tensors, Coefficients(own if aligns else own[:, :0]))
-            for tensors, own in zip(
-                shared, rows if group.is_stacked else [rows], strict=True
+            AlignedWeights(
+                tensors, Coefficients(own["rows"] if aligns else own["rows"][:, :0])
             )
+            for tensors, own in zip(shared, rows, strict=True)
         ]
         return GroupFit(model, uploads, losses)
 

@@ -42,7 +42,7 @@ from flower_fgl.algorithms.fedlog.prompts import (
     train_prompt_generators,
 )
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
-from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
+from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, Uniform
 from flower_fgl.client_apps.stacked.group import (
     Group,
@@ -55,7 +55,7 @@ from flower_fgl.client_apps.stacked.group import (
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.methods.fedlog import FedLogSettings
-from flower_fgl.nn.stacked import Ragged, stack_module
+from flower_fgl.nn.stacked import Ragged
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -150,6 +150,9 @@ class FedLogClientApp(GroupClientApp):
         """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
         clients = cast(Sequence[Client], group.clients)
         network = self.assemble(group, downloads)
+        first = clients[0]
+        if first.config.method_config.local_pretrain_epochs and not group.stored()[0]:
+            pretrain_encoder(first, network)
         for client, download in zip(clients, downloads, strict=True):
             if download.prompts:
                 client.state.set_group("prompts", dict(download.prompts))
@@ -167,23 +170,17 @@ class FedLogClientApp(GroupClientApp):
     def assemble(
         self, group: Group, downloads: Sequence[FedLogDownload]
     ) -> FedLogBranchNet:
-        """Join φ and θ of the downloads and the clients' learnable nodes."""
-        client, kept = cast(Client, group.clients[0]), group.stored()
-        if not group.is_stacked:
-            network = self.build(client) if kept[0] else new_network(client)
-            load_state(network, kept[0])
-            load_weights(network, downloads[0])
-            if not kept[0] and client.config.method_config.local_pretrain_epochs:
-                pretrain_encoder(client, network)
-            return network
-        if not downloads[0].weights:
+        """Join φ and θ of the downloads and the learnable nodes, at first initial ones."""
+        if not all(download.weights for download in downloads):
             raise PayloadError("the download contains no weights")
-        network = self.build(client)
-        start = initial_nodes(client, network)
-        initial = {f"nodes.{name}": x for name, x in start.items()}
+        client, kept = cast(Client, group.clients[0]), group.stored()
+        network, initial = self.build(client), dict[str, Tensor]()
+        if not all(kept):
+            start = initial_nodes(client, network)
+            initial = {f"nodes.{name}": x for name, x in start.items()}
         pairs = zip(kept, downloads, strict=True)
         states = [{**(state or initial), **one.weights} for state, one in pairs]
-        return stack_module(network, states)
+        return group.load(network, states)
 
     def upload(
         self, client: Client, network: FedLogBranchNet, state: Mapping[str, Tensor]
@@ -209,11 +206,7 @@ class FedLogClientApp(GroupClientApp):
         self, client: Client, download: FedLogDownload | None
     ) -> FedLogBranchNet | None:
         """Return a network with the initial learnable nodes and the received weights."""
-        if download is None:
-            return None
-        network = new_network(client)
-        load_weights(network, download)
-        return network
+        return None if download is None else self.assemble(Group(client), [download])
 
 
 def train_prompts(
@@ -275,26 +268,11 @@ def disguised_rates(client: Client) -> Tensor:
     )
 
 
-def new_network(client: Client) -> FedLogBranchNet:
-    """Build a network with the initial learnable nodes, the same on all clients."""
-    network = client.build_own(build_network)
-    nodes = initial_nodes(client, network)
-    load_state(network, {f"nodes.{name}": x for name, x in nodes.items()})
-    return network
-
-
 def initial_nodes(client: Client, network: FedLogBranchNet) -> dict[str, Tensor]:
     """Return the initial learnable nodes (C·s, d) of each branch, the same everywhere."""
     size, width = network.nodes["head"].shape[-2:]
     with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
         return start_nodes(size, width)
-
-
-def load_weights(network: FedLogBranchNet, download: FedLogDownload) -> None:
-    """Load φ and θ from the download; the learnable nodes do not change."""
-    if not download.weights:
-        raise PayloadError("the download contains no weights")
-    load_state(network, download.weights)
 
 
 def pretrain_encoder(client: Client, network: FedLogBranchNet) -> None:

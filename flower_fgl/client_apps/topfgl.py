@@ -23,7 +23,6 @@ from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.backbone import copy_network
-from flower_fgl.nn.stacked import stack_module
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["TopFGLClientApp"]
@@ -91,11 +90,7 @@ class TopFGLClientApp(FedAvgClientApp):
         parts = {id(one): split_prefix(one.tensors, LEARNER) for one in downloads}
         networks, learners = zip(*(parts[id(one)] for one in downloads), strict=True)
         backbone = group.build_model(networks)
-        learner = self.build_learner(group.clients[0])
-        if group.is_stacked:
-            learner = stack_module(learner, learners)
-        else:
-            load_state(learner, learners[0])
+        learner = group.load(self.build_learner(group.clients[0]), learners)
         terms: list[dict[str, float]] = [{} for _ in group.clients]
         if self.is_time(group.clients[0], group.server_round or 0):
             self.add_edges(group, backbone, learner, terms)

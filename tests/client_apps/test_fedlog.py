@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.fedlog.network import FedLogBranchNet
 from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps import fedlog
 from flower_fgl.client_apps.fedlog import (
     FedLogClientApp,
     LocalLearner,
     initial_nodes,
-    new_network,
     pretrain_encoder,
 )
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.client_apps.runtime.training import TrainingSet, load_state
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import FglError, PayloadError, RunError
 from flower_fgl.core.seeds import torch_generator
@@ -41,6 +41,14 @@ SHORT = {
     "prompt_epochs": 2,
     "prompt_networks": 2,
 }
+
+
+def new_network(client: Client) -> FedLogBranchNet:
+    """Build a network with the initial learnable nodes."""
+    network = FedLogClientApp().build(client)
+    nodes = initial_nodes(client, network)
+    load_state(network, {f"nodes.{name}": x for name, x in nodes.items()})
+    return network
 
 
 def make_client(y: Tensor | None = None, **settings: Any) -> Client:

@@ -17,6 +17,7 @@ from flower_fgl.client_apps.runtime.training import Checks, copied
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,
     Group,
+    Module,
     Rows,
     RowsLoss,
     cross_entropy,
@@ -168,13 +169,15 @@ class Cohort(Group):
 
     def load(
         self,
-        network: Backbone,
+        network: Module,
         states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
-    ) -> Backbone:
+    ) -> Module:
         """Give a network the weights of all clients, see :meth:`Group.load`."""
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
-        return stack_model(network, states, len(self), torch.rand_like, is_spare=True)
+        template = cast(Backbone, network)
+        stack_model(template, states, len(self), torch.rand_like, is_spare=True)
+        return network
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
 __all__ += ["GroupOptimizer", "cross_entropy", "take_steps", "terms_of_clients"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,9 +209,9 @@ class Group:
 
     def load(
         self,
-        network: Backbone,
+        network: Module,
         states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
-    ) -> Backbone:
+    ) -> Module:
         """Give a network, which is changed, the weights of all clients."""
         load_state(network, states if isinstance(states, Mapping) else states[0])
         return network
