@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from flwr.app import (
@@ -91,16 +91,26 @@ def keep_freed_memory() -> bool:
     )
 
 
-class DataCache:
-    """Opened graphs of a process; the oldest are dropped above ``limit`` bytes."""
+Data = TypeVar("Data")
 
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
+
+def data_bytes(data: ClientData) -> int:
+    """Estimate the memory of a client's data with cached operators and memo, in bytes."""
+    return data.graph_bytes + memo_bytes(data.memo) + memo_bytes(data.training.fields)
+
+
+class DataCache(Generic[Data]):
+    """Graphs of a process; the oldest are dropped above ``limit`` bytes by ``size_of``."""
+
+    def __init__(
+        self, limit: int = CACHE_BYTES, size_of: Callable[[Any], int] = data_bytes
+    ) -> None:
+        self._limit, self._size_of = limit, size_of
+        self._entries: OrderedDict[tuple[Any, ...], Data] = OrderedDict()
         self._sizes: dict[tuple[Any, ...], int] = {}
         self._total = 0
 
-    def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
+    def get(self, key: tuple[Any, ...], build: Callable[[], Data]) -> Data:
         """Return the graph cached under ``key``, else build and cache it."""
         if self._entries:
             # methods add results to the memo after the graph was returned
@@ -116,14 +126,9 @@ class DataCache:
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        size = data_bytes(self._entries[key])
+        size = self._size_of(self._entries[key])
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
-
-
-def data_bytes(data: ClientData) -> int:
-    """Estimate the memory of a client's data with cached operators and memo, in bytes."""
-    return data.graph_bytes + memo_bytes(data.memo) + memo_bytes(data.training.fields)
 
 
 DESCRIBES = f"{MessageType.QUERY}.{DESCRIBE}"
@@ -141,7 +146,7 @@ class Session:
     ``accepted`` are pairs of a run config and a node config whose floors the run keeps.
     """
 
-    graphs: DataCache = field(default_factory=DataCache)
+    graphs: DataCache[ClientData] = field(default_factory=DataCache)
     memory: MemoryStates | None = None
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
     accepted: set[tuple[Any, ...]] = field(default_factory=set)

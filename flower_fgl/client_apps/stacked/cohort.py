@@ -60,13 +60,13 @@ class StackedData:
             stack_graphs(graphs)
             for graphs in zip(*(data.inputs for data in datas), strict=True)
         ]
+        self.datas = datas  # kept, so that their ids stay theirs
         trained = [data.training for data in datas]
         self.rows = stacked_rows(
             [one.index for one in trained],
             [one.labels for one in trained],
             self.inputs[0].num_rows,
         )
-        self._training = trained
         self._fields: dict[int, dict[int, list[Tensor]]] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.columns: list[dict[str, Rows]] = []
@@ -97,8 +97,8 @@ class StackedData:
             return {}
         if reach not in self._fields:
             found = {
-                place: training.field_of(reach, training.index)
-                for place, training in enumerate(self._training)
+                place: data.training.field_of(reach, data.training.index)
+                for place, data in enumerate(self.datas)
             }
             self._fields[reach] = {
                 place: output_nodes(field, reach)

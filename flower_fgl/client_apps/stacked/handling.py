@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, once
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.session import Opened
+from flower_fgl.client_apps.runtime.session import DataCache, Opened
 from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import refuse_non_finite
 from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
@@ -79,9 +77,7 @@ class Stacker:
 
     def __init__(self) -> None:
         self._backbones = Backbones()
-        self._kept: OrderedDict[
-            tuple[int, ...], tuple[list[ClientData], StackedData]
-        ] = OrderedDict()
+        self._kept = DataCache[StackedData](CACHE_BYTES, lambda one: one.num_bytes)
 
     def handle(
         self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
@@ -206,15 +202,7 @@ class Stacker:
     def _data(self, clients: Sequence[Client]) -> StackedData:
         """Return the stacked graphs of some clients, cached."""
         key = tuple(id(client.data) for client in clients)
-        if key not in self._kept:
-            datas = [client.data for client in clients]  # kept, so that ids stay theirs
-            self._kept[key] = datas, StackedData(clients)
-            total = sum(data.num_bytes for _, data in self._kept.values())
-            while total > CACHE_BYTES and len(self._kept) > 1:
-                _, (_, oldest) = self._kept.popitem(last=False)
-                total -= oldest.num_bytes
-        self._kept.move_to_end(key)
-        return self._kept[key][1]
+        return self._kept.get(key, lambda: StackedData(clients))
 
     def _train_cohort(
         self,
