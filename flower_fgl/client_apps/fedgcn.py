@@ -20,14 +20,14 @@ from flower_fgl.algorithms.fedgcn import (
     partial_sums,
     summed_graph,
 )
-from flower_fgl.client_apps.base import Fit, once
+from flower_fgl.client_apps.base import once
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.protection import privatize
 from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import StateStore
-from flower_fgl.client_apps.stacked.group import Group, GroupFit
+from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedgcn import FedGCNSettings
 from flower_fgl.nn import GraphInput
@@ -60,6 +60,7 @@ class FedGCNClientApp(FedAvgClientApp):
     """
 
     stacked = True
+    fit = GroupClientApp.fit
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
@@ -82,13 +83,8 @@ class FedGCNClientApp(FedAvgClientApp):
         client.data = completed_data(client)
         return client, store
 
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train as FedAvg does, on the completed graph."""
-        warn_without_sums(client)
-        return super().fit(client, server_round, download)
-
     def fit_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
-        """Train many clients, see :meth:`fit`."""
+        """Train as FedAvg does, on the completed graphs."""
         for client in group.clients:
             warn_without_sums(client)
         return super().fit_group(group, downloads)

@@ -342,26 +342,16 @@ class Client(Generic[S]):
             from flower_fgl.core.label_scores import binary_loss
 
             return lambda logits, labels, index: binary_loss(logits, labels)
-        weight = self.class_weights()
-        if weight is None:
-            return None
-        return lambda logits, labels, index: functional.cross_entropy(
-            logits, labels, weight=weight
-        )
-
-    def class_weights(self) -> Tensor | None:
-        """Return the weights of the classes in the loss, of shape (C,).
-
-        They follow from the client's own training labels. ``None`` unless
-        ``class-weights = "balanced"``.
-        """
         if self.config.class_weights == "none":
             return None
         from flower_fgl.core.label_scores import balanced_weights
 
-        data = self.data
+        data = self.data  # the weights follow from the client's own training labels
         counts = torch.bincount(data.training.labels, minlength=data.num_classes)
-        return balanced_weights(counts)
+        weight = balanced_weights(counts)
+        return lambda logits, labels, index: functional.cross_entropy(
+            logits, labels, weight=weight
+        )
 
     def train_by(
         self,
