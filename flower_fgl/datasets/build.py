@@ -295,7 +295,10 @@ def _build_sharing(
     config: RunConfig,
 ) -> tuple[list[ClientGraph], str, int]:
     """Split a typed graph, and give each client its edges (2, M) and their ends."""
-    split = _global_split(dataset, config)
+    # all nodes at once, so that one that several clients hold has one role
+    published = _with_validation(dataset.masks, config.partition_seed)
+    everyone = [np.arange(dataset.num_nodes)]
+    (split,) = _split_clients(replace(dataset, masks=published), everyone, config)
     clients = []
     for partition_id, part in enumerate(parts):
         edges = torch.from_numpy(part)
@@ -315,13 +318,6 @@ def _build_sharing(
         client = dataset.client_of(graph, partition_id=partition_id, node_ids=nodes)
         clients.append(in_setting(client, config))
     return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
-
-
-def _global_split(dataset: NodeDataset, config: RunConfig) -> Mapping[str, Tensor]:
-    """Split all nodes once, so that one that several clients hold has one role."""
-    masks = _with_validation(dataset.masks, config.partition_seed)
-    everyone = [np.arange(dataset.num_nodes)]
-    return _split_clients(replace(dataset, masks=masks), everyone, config)[0]
 
 
 def _with_validation(masks: Mapping[str, Tensor], seed: int) -> Mapping[str, Tensor]:

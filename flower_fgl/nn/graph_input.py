@@ -138,16 +138,10 @@ class GraphInput:
     ) -> GraphInput:
         """Return the same graph with a weight in [0, 1] of each edge; 0 removes it.
 
-        Parameters
-        ----------
-        mask : Tensor of shape (E,), float
-            The weights, which may require grad. Messages are multiplied by them; a mean
-            divides by the number of weights above 0.
-        edge_of : sequence of Tensor of shape (M,), int64
-            Edge to which each message belongs: one tensor for :attr:`relations`, or for
-            each of :meth:`ways` in a direction, or for :attr:`edge_index`.
-        direction : {"both", "separate", "forward"}
-            Direction in which the network reads :attr:`messages`.
+        The weights (E,) may require grad. Messages are multiplied by them; a mean divides
+        by the number of weights above 0. ``edge_of`` (M,) is the edge to which each message
+        belongs: one tensor for :attr:`relations`, or for each of :meth:`ways` in the
+        network's ``direction``, or for :attr:`edge_index`.
         """
         weights = [mask[of] for of in edge_of]
         is_plain = self.relations is None and self.messages is None

@@ -142,7 +142,11 @@ def merge_communities(
             max_size_difference,
             delta,
         )
-    chunks = _chunks(communities, size - delta)
+    cap = size - delta
+    divided = (np.split(nodes, range(cap, len(nodes), cap)) for nodes in communities)
+    in_rows = (c for row in zip_longest(*divided) for c in row if c is not None)
+    # sorted() is stable: of equal ones, first chunks of all communities come first
+    chunks = sorted(in_rows, key=len, reverse=True)
     held, num_fallbacks = _assign_chunks(
         chunks, num_clients, size=size, limit=size + delta
     )
@@ -158,18 +162,6 @@ def merge_communities(
             size,
         )
     return parts
-
-
-def _chunks(communities: Sequence[IntArray], cap: int) -> list[IntArray]:
-    """Divide communities into chunks of at most ``cap`` nodes, largest first.
-
-    Of equally large chunks, the first ones of all communities precede the second ones.
-    """
-    divided = (np.split(nodes, range(cap, len(nodes), cap)) for nodes in communities)
-    chunks = [
-        chunk for row in zip_longest(*divided) for chunk in row if chunk is not None
-    ]
-    return sorted(chunks, key=len, reverse=True)  # sorted() is stable
 
 
 def _assign_chunks(

@@ -415,7 +415,4 @@ def partition_key(
     return " ".join(words)
 
 
-@functools.cache
-def _version(library: str) -> str:
-    """Return the version of an installed library; reading it takes milliseconds."""
-    return version(library)
+_version = functools.cache(version)  # reading it takes milliseconds

@@ -152,8 +152,9 @@ def edge_client(
     def graph_of(later: Tensor | None, chosen: Tensor, scored: Sequence[str]) -> Graph:
         none = torch.zeros_like(masks["train"])
         edge_index, sent = whole.edge_index, torch.ones_like(none)
-        if later is not None:
-            sent = _is_before(table, later)
+        if later is not None and table.time is not None:
+            first = table.time[later].min() if bool(later.any()) else torch.inf
+            sent = table.time < first
             before = table.pairs[:, sent].contiguous()
             edge_index = undirected_simple(before, whole.num_nodes)
         messages = whole.messages
@@ -259,13 +260,6 @@ def _masks(
     return split_edges(
         table.pairs, table.y, client.graph.num_nodes, fractions, generator=generator
     )
-
-
-def _is_before(table: EdgeTable, later: Tensor) -> Tensor:
-    """Mark the edges before the first one of a mask: (M,), bool."""
-    assert table.time is not None
-    first = table.time[later].min() if bool(later.any()) else torch.inf
-    return table.time < first
 
 
 def require_pairs(clients: Sequence[ClientGraph], config: RunConfig) -> None:

@@ -206,15 +206,11 @@ class Sparsity:
         return any(asdict(self).values())
 
 
-def _part(total: int, share: float) -> int:
-    """Return ⌊share · total⌋ for the decimal fraction that ``share`` was written as."""
-    return int(total * Fraction(str(share)))
-
-
 def _lowest(scores: NDArray[np.float64], share: float) -> BoolArray:
     """Mark the ⌊share · n⌋ lowest of n scores; a larger share marks a superset."""
     chosen = np.zeros(len(scores), dtype=np.bool_)
-    chosen[np.argsort(scores, kind="stable")[: _part(len(scores), share)]] = True
+    number = int(len(scores) * Fraction(str(share)))  # of the fraction as written
+    chosen[np.argsort(scores, kind="stable")[:number]] = True
     return chosen
 
 
