@@ -120,8 +120,6 @@ def residual_loss(
 
 MASKABLE_BACKBONES = ("gat", "graphsage")
 """Backbones of the paper."""
-AGENT_WIDTH = 128
-"""Width of the two hidden layers of the agent's Q-network."""
 
 
 def build_backbone(
@@ -149,7 +147,7 @@ def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
     networks = nn.ModuleDict()
     with seeded(derive_seed(config.seed, 0, SERVER, "init-networks")):
         if method_config.has_agent:
-            networks["agent"] = QNetwork(num_features, AGENT_WIDTH)
+            networks["agent"] = QNetwork(num_features)
         if method_config.has_estimator:
             networks["estimator"] = MIEstimator(width)
     return networks
@@ -316,5 +314,5 @@ def build_network(
     Neighbours beyond ``eval-fanout`` are drawn with seed 0, not with the run's seed.
     """
     backbone = sized_backbone(sizes, has_linear_head=True, initialise=False)
-    agent = QNetwork(sizes["num_features"], AGENT_WIDTH)
+    agent = QNetwork(sizes["num_features"])
     return TwoBranchNet(backbone, agent, method_config)
