@@ -8,9 +8,6 @@ symbol       here
 ===========  ==========================================================
 Y            ``soft``, predictions of the federated model, constants
 B            :func:`likeness` above ``ALIKE``, constant pairs of nodes
-Ã            :func:`propagation_matrix`
-X̂            :func:`propagated`
-h            :func:`homophily_confidence`
 E            ``e``, logits of the message head
 c(E)         cosine of the rows of ``unit``
 R            β B + (1 − β) c(E), 0 on the diagonal

@@ -1,20 +1,13 @@
 """Means of model states that a few arbitrary states cannot move far.
 
-=================  ===============================================================
-function           source
-=================  ===============================================================
-``median``         Yin et al., "Byzantine-Robust Distributed Learning: Towards
-                   Optimal Statistical Rates", ICML 2018, Definition 1
-``trimmed_mean``   the same, Definition 2
-``krum``           Blanchard et al., "Machine Learning with Adversaries: Byzantine
-                   Tolerant Gradient Descent", NeurIPS 2017, Section 4
-``clip_updates``   Sun et al., "Can You Really Backdoor Federated Learning?",
-                   arXiv 1911.07963, 2019, norm thresholding
-=================  ===============================================================
+Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+2018; Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+Descent", NeurIPS 2017, Section 4; norm thresholding: Sun et al., "Can You Really Backdoor
+Federated Learning?", arXiv 1911.07963, 2019.
 
-Flower has the first three for NumPy arrays; the tests compare with them. These here trim at
-least one value of each side, do not overflow for values near the largest float32, and need
-no loop over pairs of clients.
+Flower has median, trimmed mean and Krum for NumPy arrays; the tests compare with them.
+These here trim at least one value of each side, do not overflow for values near the
+largest float32, and need no loop over pairs of clients.
 """
 
 import math
@@ -109,7 +102,7 @@ def update_norms(states: Sequence[State], reference: State) -> list[float]:
 def clip_updates(
     states: Sequence[State], reference: State, bound: float
 ) -> list[dict[str, Tensor]]:
-    """Shorten differences to the reference to a norm, ``w + min(1, c/‖θ − w‖)(θ − w)``.
+    """Shorten differences to a norm, ``w + min(1, c/‖θ − w‖)(θ − w)``, Sun et al.
 
     ``states`` are θ, one per client, with the names and shapes of ``reference``, the w
     that the clients started from; ``bound`` is c, the largest L2 norm. States within the
