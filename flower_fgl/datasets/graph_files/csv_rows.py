@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import os
 import re
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -39,10 +40,10 @@ from flower_fgl.datasets.graph_files.validate import (
 )
 
 __all__ = [
-    "NO_TARGETS",
     "Table",
     "TargetColumns",
     "Wanted",
+    "csv_cells",
     "csv_rows",
     "read_columns",
     "read_number",
@@ -92,6 +93,23 @@ class Table:
     def cells(self, column: str) -> zip[tuple[int, str]]:
         """Return line number and text of each row."""
         return zip(self.lines, self.text[column], strict=True)
+
+    def numbers(
+        self,
+        column: str,
+        read: Callable[[str], float | None],
+        fault: Callable[[str], str],
+    ) -> Array:
+        """Return a text column as numbers, (N,); name the line of the first that is none.
+
+        ``read`` returns ``None`` for a cell that is none, and ``fault`` what is wrong.
+        """
+        values = list(map(read, self.text[column]))
+        if None in values:
+            row = values.index(None)
+            cell = self.text[column][row]
+            raise DataError(f"{self.where}, line {self.lines[row]}{fault(cell)}")
+        return np.array(values)
 
     def features(self, attempt: ErrorCollector) -> Array | None:
         """Return the feature columns as float32, shape (N, d); report faulty columns."""
@@ -194,6 +212,17 @@ def csv_rows(
             f"{where} is not a CSV table in UTF-8 with one header line: "
             f"{clip(error, 200)}. Export it again as CSV."
         ) from error
+
+
+def csv_cells(
+    path: Path, columns: Sequence[str], *, more: bool = True
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and text of some columns of each row, as :func:`csv_rows`."""
+    rows = csv_rows(path, columns, more=more)
+    _, header = next(rows)
+    places = [header.index(column) for column in columns]
+    for line, row in rows:
+        yield line, [row[place].strip() for place in places]
 
 
 def _check_header(
@@ -359,8 +388,10 @@ class TargetColumns(NamedTuple):
     unread: tuple[str, ...] = ()
     why: str = ""
 
-
-NO_TARGETS = TargetColumns()
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All columns."""
+        return (*self.read, *self.unread)
 
 
 @dataclass(frozen=True)
@@ -405,7 +436,7 @@ def target_columns(
     try:
         _, header = next(csv_rows(path, ()))
     except (DataError, StopIteration):  # the table's reader reports it
-        return NO_TARGETS
+        return TargetColumns()
     kinds = {c: kind_of_column(c, of_edges=of_edges) for c in header}
     held = [c for c in header if kinds[c]]
     found = [c for c in held if c != "label"]
@@ -452,16 +483,15 @@ def _reject_similar(
 
 
 def read_columns(
-    table: Table, columns: Sequence[str], item: str, folder: Path
+    table: Table, columns: Sequence[str], folder: Path
 ) -> dict[str, Array]:
-    """Return labels or numbers, and their names, as in an ``.npz`` file.
+    """Return labels or numbers, and their names, as of nodes in an ``.npz`` file.
 
     ``folder`` may hold ``targets.csv``.
     """
     are_labels = columns[0].startswith(LABEL)
     names = [c if c == ALONE else c.partition(":")[2].strip() for c in columns]
     cells = np.array([_values(table, c, are_labels=are_labels) for c in columns]).T
-    prefix = "edge_" if item == "edge" else ""
     if are_labels:
         whole = np.where(np.isnan(cells), -1, cells).astype(np.int8)
         return {"y": whole, "label_names": np.array(names, dtype=np.str_)}
@@ -470,46 +500,45 @@ def read_columns(
         names += missing
         unknown = np.full((len(cells), len(missing)), np.nan)
         cells = np.concatenate([cells, unknown], axis=1)
-    arrays = {
-        "edge_target" if prefix else "y": cells,
-        f"{prefix}target_names": np.array(names, dtype=np.str_),
-    }
+    arrays = {"y": cells, "target_names": np.array(names, dtype=np.str_)}
     if any(units.values()):
         unit = np.array([units.get(name, "") for name in names], dtype=np.str_)
-        arrays[f"{prefix}target_units"] = unit
+        arrays["target_units"] = unit
     return arrays
 
 
-def _values(table: Table, column: str, *, are_labels: bool) -> list[float]:
+def _values(table: Table, column: str, *, are_labels: bool) -> Array:
     """Return the numbers of a column, NaN for an empty cell."""
-    values = []
-    for line, cell in table.cells(column):
-        value = read_number(cell) if cell else np.nan
-        is_wrong = are_labels and cell and value not in (0.0, 1.0)
-        if value is None or is_wrong or (cell and not np.isfinite(value)):
-            what = "0 or 1" if are_labels else "a finite number"
-            raise DataError(
-                f'{table.where}, line {line}, column "{clip(column)}": expected {what}, or '
-                f'an empty cell if it is unknown, got "{clip(cell)}".'
-            )
-        values.append(value)
-    return values
+    what = "0 or 1" if are_labels else "a finite number"
+
+    def read(cell: str) -> float | None:
+        if not cell:
+            return math.nan
+        value = read_number(cell)
+        if are_labels:
+            return value if value in (0.0, 1.0) else None
+        return value if value is not None and math.isfinite(value) else None
+
+    return table.numbers(
+        column,
+        read,
+        lambda cell: (
+            f', column "{clip(column)}": expected {what}, or an empty cell if it '
+            f'is unknown, got "{clip(cell)}".'
+        ),
+    )
 
 
 def _units(path: Path) -> dict[str, str]:
     """Return the unit of each number in ``targets.csv``, empty without the table."""
-    if not os.path.exists(path):
-        return {}
-    rows = csv_rows(path, ("name", "unit"), more=False)
-    _, header = next(rows)
-    at_name, at_unit = header.index("name"), header.index("unit")
     found: dict[str, str] = {}
-    for line, row in rows:
-        name = row[at_name].strip()
+    if not os.path.exists(path):
+        return found
+    for line, (name, unit) in csv_cells(path, ("name", "unit"), more=False):
         if not name or name in found:
             raise DataError(
                 f"{show_path(path)}, line {line}: the name is empty, or given twice. Name "
                 "each target once."
             )
-        found[name] = row[at_unit].strip()
+        found[name] = unit
     return found

@@ -2,11 +2,13 @@
 
 import hashlib
 import itertools
+import math
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +21,13 @@ from flower_fgl.core.errors import (
     has_control_characters,
     show_path,
 )
+from flower_fgl.core.owner_files import NODES
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
-    NO_TARGETS,
     Table,
     TargetColumns,
     Wanted,
+    csv_cells,
     csv_rows,
     read_columns,
     read_number,
@@ -39,18 +42,41 @@ from flower_fgl.datasets.graph_files.validate import (
 )
 
 __all__ = [
+    "End",
     "index_ids",
-    "read_classes",
     "read_csv_folder",
     "read_described_edges",
     "read_ends",
-    "read_masks",
-    "single_cell",
+    "read_predicted",
+    "read_prepared_cell",
     "split_note",
 ]
 
 TEXT_COLUMNS = ("id", "label", "split")
-EDGE_COLUMNS = ("source", "target", "label", "time", "split")
+ENDS = ("source", "target")
+EDGE_COLUMNS = (*ENDS, "label", "time", "split")
+
+
+class End(NamedTuple):
+    """One end of the edges of a table: its column, and the nodes that it names.
+
+    ``rows`` are the rows of the nodes by id in the table ``of``.
+    """
+
+    column: str
+    of: str
+    rows: Mapping[str, int]
+
+    def fault(self, name: str) -> str:
+        """Say that an id is in no row."""
+        hint = (
+            "Correct it, or add a line to nodes.csv. An edge to a node of another owner "
+            "belongs into outside.csv, which fedgcn reads; or make it a node of this "
+            'graph, with a column that flags it: flower-fgl prepare, foreign = "flag".'
+            if self.of == NODES
+            else "Correct it, or add a line there."
+        )
+        return f': {self.column} "{clip(name)}" is not an id in {self.of}. {hint}'
 
 
 def read_csv_folder(
@@ -63,44 +89,58 @@ def read_csv_folder(
     error is a DataError that names file, line and column; arrays with an error that was
     collected are missing in the result.
     """
-    path = folder / "nodes.csv"
+    path = folder / NODES
     if not attempt(holds_one_graph, path):
         return {}
     columns = attempt(target_columns, path, wanted.kind_of_nodes)
     if columns is None:
         return {}
-    several, others, _ = columns
-    required = ("id", "label") if wanted.needs_labels and not several else ("id",)
-    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *several, *others))
+    needs_label = wanted.needs_labels and not columns.read
+    required = ("id", "label") if needs_label else ("id",)
+    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *columns.held))
     if nodes is None:
         return {}
     index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if wanted.needs_labels:
-        if several:
-            arrays |= attempt(read_columns, nodes, several, "node", folder) or {}
-        else:
-            listing = folder / "classes.csv"
-            arrays |= attempt(read_classes, nodes, listing, "node") or {}
+        arrays |= read_predicted(nodes, columns.read, "node", folder, attempt)
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
+    notes = split_note(nodes, columns)
     if index is not None:
+        ends = (End("source", NODES, index), End("target", NODES, index))
         path = folder / "edges.csv"
-        arrays |= attempt(_edges, path, index, attempt, wanted) or {}
+        arrays |= attempt(_edges, path, ends, attempt, wanted, notes) or {}
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
-        if os.path.exists(path := folder / "prepared.csv"):
-            arrays["prepared"] = attempt(single_cell, path, "sha256")
+        arrays |= attempt(read_prepared_cell, folder) or {}
         if os.path.exists(path := folder / "outside.csv"):
             arrays["outside_edges"] = attempt(_outside_edges, path, index)
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
-    if wanted.needs_labels:
-        arrays |= attempt(read_masks, nodes) or {}
-    notes = [split_note(nodes, columns), arrays.get("notes")]
-    if several and not wanted.needs_labels:
-        unread = f"{', '.join(several)} will not be read: only edges are."
-        notes.append(np.array([f"{nodes.where}: {unread}"]))
-    arrays["notes"] = np.concatenate([note for note in notes if note is not None])
+    if columns.read and not wanted.needs_labels:
+        unread = f"{', '.join(columns.read)} will not be read: only edges are."
+        notes.append(f"{nodes.where}: {unread}")
+    arrays["notes"] = np.array(notes, dtype=np.str_)
     return {key: array for key, array in arrays.items() if array is not None}
+
+
+def read_predicted(
+    table: Table,
+    several: Sequence[str],
+    item: str,
+    folder: Path,
+    attempt: ErrorCollector,
+) -> dict[str, Array]:
+    """Return what is predicted of the rows of a table, and their split.
+
+    These are labels or numbers in ``several`` columns, or else classes. ``folder`` may hold
+    tables that list them.
+    """
+    found = (
+        attempt(read_columns, table, several, folder)
+        if several
+        else attempt(_read_classes, table, folder, item)
+    )
+    return (found or {}) | (attempt(_read_masks, table) or {})
 
 
 def holds_one_graph(path: Path) -> bool:
@@ -143,27 +183,27 @@ def index_ids(nodes: Table, item: str = "node") -> dict[str, int]:
     return index
 
 
-def read_classes(table: Table, listing: Path, item: str) -> dict[str, Array]:
-    """Convert the labels to class numbers and class names; ``listing`` may name these."""
-    listed_in = listing.name
+def _read_classes(table: Table, folder: Path, item: str) -> dict[str, Array]:
+    """Convert the labels to class numbers and class names; a table may list these."""
+    listing = folder / f"{'edge_' * (item == 'edge')}classes.csv"
     names = _class_names(table, listing, item)
     number = dict(zip(names, range(len(names)), strict=True)) | {"": -1}
-    for line, name in table.cells("label"):
-        if name not in number:
-            hint = "leave the cell empty if the class is unknown"
-            raise DataError(
-                f'{table.where}, line {line}: class "{clip(name)}" is not in '
-                f"{listed_in}. Add it there, or "
-                f"{hint if marks_unknown(name) else 'correct the label'}."
-            )
-    y = np.array([number[name] for name in table.text["label"]], dtype=np.int64)
+
+    def fault(name: str) -> str:
+        hint = "leave the cell empty if the class is unknown"
+        return (
+            f': class "{clip(name)}" is not in {listing.name}. Add it there, or '
+            f"{hint if marks_unknown(name) else 'correct the label'}."
+        )
+
+    y = table.numbers("label", number.get, fault).astype(np.int64)
     if not os.path.exists(listing):
         doubt = doubtful_labels(
             torch.from_numpy(y),
             names,
             item=item,
             unknown="Leave the cell empty",
-            declare=f"list all classes in {listed_in}",
+            declare=f"list all classes in {listing.name}",
         )
         if doubt:
             raise DataError(f"{table.where}, column label: {doubt}")
@@ -193,82 +233,57 @@ def _class_names(table: Table, path: Path, item: str) -> list[str]:
 
 
 def _edges(
-    path: Path, index: dict[str, int], attempt: ErrorCollector, wanted: Wanted
+    path: Path,
+    ends: tuple[End, End],
+    attempt: ErrorCollector,
+    wanted: Wanted,
+    notes: list[str],
 ) -> dict[str, Array]:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2), and their classes."""
-    rows = csv_rows(path, ("source", "target"))
-    _, header = next(rows)
-    rows.close()
+    _, header = next(csv_rows(path, ENDS))
     if len(header) == 2:
-        return {"edges": read_ends(path, (index, index), _unknown_end)}
+        return {"edges": read_ends(path, ends)}
     columns = target_columns(path, wanted.target_kind, of_edges=True)
+    is_read = "label" in header or bool(columns.read) or wanted.scores_edges
     return read_described_edges(
-        path,
-        (index, index),
-        _unknown_end,
-        attempt,
-        path.parent,
-        wanted,
-        is_read="label" in header or bool(columns.read) or wanted.scores_edges,
+        path, ends, columns, attempt, path.parent, wanted, notes, is_read=is_read
     )
 
 
-def read_ends(
-    path: Path,
-    indexes: Sequence[Mapping[str, int]],
-    unknown: Callable[[str, str, Path, int], DataError],
-) -> Array:
-    """Return the rows of the source and the target of each edge, shape (M, 2).
-
-    ``indexes`` are the row of each id, of the sources, and of the targets. ``unknown``
-    returns the error for an id that is in no row, by its text, column, file and line.
-    """
-    rows = csv_rows(path, ("source", "target"))
+def read_ends(path: Path, ends: tuple[End, End]) -> Array:
+    """Return the rows of the source and the target of each edge, shape (M, 2)."""
+    rows = csv_rows(path, ENDS)
     _, header = next(rows)
-    ends = array("q")
-    columns = ("source", "target")
-    places = [
-        (header.index(column), column, index)
-        for column, index in zip(columns, indexes, strict=True)
-    ]
+    places = [header.index(column) for column in ENDS]
+    (at_source, at_target), (sources, targets) = places, (end.rows for end in ends)
+    found = array("q")
     for line, row in rows:
-        for place, column, index in places:
-            node = index.get(row[place].strip(), -1)
-            if node < 0:
-                raise unknown(row[place].strip(), column, path, line)
-            ends.append(node)
-    return np.array(ends, dtype=np.int64).reshape(-1, 2)
-
-
-def _unknown_end(name: str, column: str, path: Path, line: int) -> DataError:
-    """Return the error for an edge to a node that does not exist."""
-    return DataError(
-        f'{show_path(path)}, line {line}: {column} "{clip(name)}" is not an id in '
-        "nodes.csv. Correct it, or add a line to nodes.csv. An edge to a node of another "
-        "owner belongs into outside.csv, which fedgcn reads; or make it a node of this "
-        'graph, with a column that flags it: flower-fgl prepare, foreign = "flag".'
-    )
+        source, target = row[at_source].strip(), row[at_target].strip()
+        pair = sources.get(source, -1), targets.get(target, -1)
+        if -1 in pair:
+            fault = ends[0].fault(source) if pair[0] < 0 else ends[1].fault(target)
+            raise DataError(f"{show_path(path)}, line {line}{fault}")
+        found.extend(pair)
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
 
 
 def read_described_edges(
     path: Path,
-    indexes: tuple[Mapping[str, int], Mapping[str, int]],
-    unknown: Callable[[str, str, Path, int], DataError],
+    ends: tuple[End, End],
+    columns: TargetColumns,
     attempt: ErrorCollector,
     folder: Path,
     wanted: Wanted,
+    notes: list[str],
     *,
     is_read: bool,
 ) -> dict[str, Array]:
     """Return the arrays of an edge table with classes, numbers or features of edges.
 
     Times and a split are refused unless ``is_read`` says that edges are predicted.
-    ``folder`` may list classes or numbers; ``indexes`` and ``unknown`` are as in
-    :func:`read_ends`.
+    ``folder`` may list classes or numbers; ``notes`` get those of :func:`split_note`.
     """
-    columns = target_columns(path, wanted.target_kind, of_edges=True)
-    several, others, _ = columns
-    table = read_table(path, ("source", "target"), (*EDGE_COLUMNS, *several, *others))
+    table = read_table(path, ENDS, (*EDGE_COLUMNS, *columns.held))
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
     if unread and not is_read:
@@ -277,34 +292,21 @@ def read_described_edges(
             "that describes the edges. Times and a split of edges are read only together "
             'with a column label, the class of each edge, and setting = "edge".'
         )
-    ends = array("q")
-    for column, index in zip(("source", "target"), indexes, strict=True):
-        for line, name in table.cells(column):
-            if name not in index:
-                raise unknown(name, column, path, line)
-            ends.append(index[name])
+    pairs = [table.numbers(end.column, end.rows.get, end.fault) for end in ends]
     arrays: dict[str, Array | None] = {
-        "edges": np.array(ends, dtype=np.int64).reshape(2, -1).T,
+        "edges": np.stack(pairs, axis=1).astype(np.int64),
         "edge_attr": table.features(attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
-        "notes": split_note(table, columns),
     }
-    found = None
+    notes += split_note(table, columns)
     if wanted.scores_edges:
-        arrays["edge_label"] = _known_edges(table, several)
-    elif several:
-        arrays |= attempt(read_columns, table, several, "edge", folder) or {}
+        arrays["edge_label"] = _known_edges(table, columns.read)
     elif is_read:
-        found = attempt(read_classes, table, folder / "edge_classes.csv", "edge")
-    else:
-        return {key: array for key, array in arrays.items() if array is not None}
-    if found is not None:
-        names = {"y": "edge_label"} | {n: f"edge_{n}" for n in found if n != "y"}
-        arrays |= {names[name]: array for name, array in found.items()}
+        found = read_predicted(table, columns.read, "edge", folder, attempt)
+        y = "edge_target" if "target_names" in found else "edge_label"
+        arrays |= {y if k == "y" else f"edge_{k}": one for k, one in found.items()}
     if table.text["time"]:
         arrays["edge_time"] = attempt(_times, table)
-    masks = {} if wanted.scores_edges else attempt(read_masks, table) or {}
-    arrays |= {f"edge_{name}": mask for name, mask in masks.items()}
     return {key: array for key, array in arrays.items() if array is not None}
 
 
@@ -321,24 +323,28 @@ def _known_edges(table: Table, several: Sequence[str]) -> Array:
 
 def _times(table: Table) -> Array:
     """Return the times of edges, shape (M,); reject those that are missing or go back."""
-    times = array("d")
-    for line, cell in table.cells("time"):
+
+    def read(cell: str) -> float | None:
         value = read_number(cell)
-        if value is None or not np.isfinite(value):
-            got = f'"{clip(cell)}"' if cell else "an empty cell"
-            raise DataError(
-                f"{table.where}, line {line}: time must be a number such as seconds or "
-                f"days, got {got}. Give every edge a time, or remove the column. "
-                'flower-fgl prepare reads dates: kind "time" with format = "iso".'
-            )
-        if times and value < times[-1]:
-            raise DataError(
-                f"{table.where}, line {line}: time {value:.15g} goes backwards, the line "
-                f"above has {times[-1]:.15g}. Sort the lines by time. An hour of the day, "
-                "which starts again every day, is no time."
-            )
-        times.append(value)
-    return np.array(times, dtype=np.float64)
+        return value if value is not None and math.isfinite(value) else None
+
+    def fault(cell: str) -> str:
+        got = f'"{clip(cell)}"' if cell else "an empty cell"
+        return (
+            f": time must be a number such as seconds or days, got {got}. Give every edge "
+            "a time, or remove the column. flower-fgl prepare reads dates: kind "
+            '"time" with format = "iso".'
+        )
+
+    times = table.numbers("time", read, fault).astype(np.float64)
+    if len(back := (np.diff(times) < 0).nonzero()[0]):
+        row = int(back[0])
+        raise DataError(
+            f"{table.where}, line {table.lines[row + 1]}: time {times[row + 1]:.15g} goes "
+            f"backwards, the line above has {times[row]:.15g}. Sort the lines by time. An "
+            "hour of the day, which starts again every day, is no time."
+        )
+    return times
 
 
 def hash_ids(ids: Sequence[str]) -> Array:
@@ -353,45 +359,43 @@ def hash_ids(ids: Sequence[str]) -> Array:
 
 def _only_column(path: Path, column: str) -> list[str]:
     """Return the cells of a table of one column."""
-    _, *rows = csv_rows(path, (column,), more=False)
-    return [row[0].strip() for _, row in rows]
+    return [cell for _, (cell,) in csv_cells(path, (column,), more=False)]
 
 
-def single_cell(path: Path, column: str) -> Array:
-    """Return the only cell of a table as text."""
-    cells = _only_column(path, column)
+def read_prepared_cell(folder: Path) -> dict[str, Array]:
+    """Return the only cell of ``prepared.csv``; empty without the table."""
+    if not os.path.exists(path := folder / "prepared.csv"):
+        return {}
+    cells = _only_column(path, "sha256")
     if len(cells) != 1:
         raise DataError(f"{show_path(path)} must have one line, got {len(cells)}.")
-    return np.array(cells[0], dtype=np.str_)
+    return {"prepared": np.array(cells[0], dtype=np.str_)}
 
 
 def _outside_edges(path: Path, index: dict[str, int]) -> Array:
     """Return row number and hashed id of the ends of each outside edge, shape (M, 2)."""
-    rows = csv_rows(path, ("source", "target"), more=False)
-    _, header = next(rows)
-    at_source, at_target = (header.index(name) for name in ("source", "target"))
-    own, others = array("q"), []
-    shown = show_path(path)
-    for line, row in rows:
-        source, target = row[at_source].strip(), row[at_target].strip()
-        if source not in index:
-            raise DataError(
-                f'{shown}, line {line}: source "{clip(source)}" is not an id in '
-                "nodes.csv. Write the own node as source and the other owner's node as "
-                "target."
-            )
-        if target in index or not target:
-            raise DataError(
-                f'{shown}, line {line}: target "{clip(target)}" must be the id of a '
-                "node of another data owner. Edges between nodes of nodes.csv belong into "
-                "edges.csv."
-            )
-        own.append(index[source])
-        others.append(target)
-    return np.stack([np.array(own, dtype=np.int64), hash_ids(others)], axis=1)
+    next(csv_rows(path, ENDS, more=False))
+    table = read_table(path, ENDS, ENDS)
+    own = table.numbers(
+        "source",
+        index.get,
+        lambda name: (
+            f': source "{clip(name)}" is not an id in nodes.csv. Write the own '
+            "node as source and the other owner's node as target."
+        ),
+    )
+    table.numbers(
+        "target",
+        lambda name: None if name in index or not name else 0,
+        lambda name: (
+            f': target "{clip(name)}" must be the id of a node of another data '
+            "owner. Edges between nodes of nodes.csv belong into edges.csv."
+        ),
+    )
+    return np.stack([own.astype(np.int64), hash_ids(table.text["target"])], axis=1)
 
 
-def read_masks(table: Table) -> dict[str, Array]:
+def _read_masks(table: Table) -> dict[str, Array]:
     """Convert the columns of the split to masks; without a split there are none."""
     if table.parts:
         masks = {p: _flags(table, column) for p, column in table.parts.items()}
@@ -404,28 +408,26 @@ def read_masks(table: Table) -> dict[str, Array]:
                     f"split. Correct them. {_if_features(table)}"
                 )
         return {f"{part}_mask": mask for part, mask in masks.items()}
-    split = table.text["split"]
-    if not any(split):
+    if not any(table.text["split"]):
         return {}
-    for line, name in table.cells("split"):
-        if name and name not in PARTS:
-            part = part_of_split(name)
-            raise DataError(
-                f"{table.where}, line {line}: split must be {', '.join(PARTS)} or "
-                f'empty, got "{clip(name)}".' + (f" Write {part}." if part else "")
-            )
-    return {
-        f"{name}_mask": np.array([part == name for part in split], dtype=np.bool_)
-        for name in PARTS
-    }
+
+    def fault(name: str) -> str:
+        part = part_of_split(name)
+        return (
+            f': split must be {", ".join(PARTS)} or empty, got "{clip(name)}".'
+            + f" Write {part}." * bool(part)
+        )
+
+    place = {name: number for number, name in enumerate((*PARTS, ""))}
+    places = table.numbers("split", place.get, fault)
+    return {f"{name}_mask": places == place[name] for name in PARTS}
 
 
-def split_note(table: Table, columns: TargetColumns = NO_TARGETS) -> Array:
+def split_note(table: Table, columns: TargetColumns) -> list[str]:
     """Return notes that name the columns of the split, and targets that are not read."""
     parts = ", ".join(table.parts.values())
     note = parts and f"the columns {parts} hold the split and are not features."
-    found = [text for text in (note, columns.why) if text]
-    return np.array([f"{table.path.name}: {text}" for text in found], dtype=np.str_)
+    return [f"{table.path.name}: {text}" for text in (note, columns.why) if text]
 
 
 def _if_features(table: Table) -> str:
@@ -436,13 +438,14 @@ def _if_features(table: Table) -> str:
 
 def _flags(table: Table, column: str) -> Array:
     """Convert a column of 0 and 1, or false and true, to booleans."""
-    cells = table.text[column]
-    number = {cell: read_number(cell) for cell in set(cells)}
-    for line, cell in table.cells(column):
-        if number[cell] not in (0.0, 1.0):
-            raise DataError(
-                f'{table.where}, line {line}: column "{clip(column)}" is read as a part of '
-                f'the split, expected 0 or 1 (false or true), got "{clip(cell)}". '
-                f"{_if_features(table)}"
-            )
-    return np.array([number[cell] == 1.0 for cell in cells], dtype=np.bool_)
+    number = {cell: read_number(cell) for cell in set(table.text[column])}
+    flags = {cell: value for cell, value in number.items() if value in (0.0, 1.0)}
+    found = table.numbers(
+        column,
+        flags.get,
+        lambda cell: (
+            f': column "{clip(column)}" is read as a part of the split, expected '
+            f'0 or 1 (false or true), got "{clip(cell)}". {_if_features(table)}'
+        ),
+    )
+    return found == 1.0

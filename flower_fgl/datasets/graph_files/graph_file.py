@@ -19,6 +19,7 @@ from flower_fgl.core.owner_files import GRAPHS, RELATIONS, is_owner
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     Graph,
+    NodeDataset,
     OutsideEdges,
     Scaling,
 )
@@ -144,7 +145,8 @@ def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> LocalGraphFile
     check_kind(path)
     is_set = os.path.exists(path / GRAPHS)
     if os.path.exists(path / RELATIONS) and not is_set:
-        return read_typed_folder(path, wanted, attempt)
+        typed = read_typed_folder(path, wanted, attempt)
+        return typed and _owned(*typed, show_path(path), attempt)
     if os.path.isdir(path):
         if is_set:
             rows = csv_rows(path / GRAPHS, ("id",))
@@ -177,17 +179,26 @@ def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> LocalGraphFile
         return None
     if target and wanted.needs_labels and target.has_classes:
         attempt(check_labels, dataset.y, target.names, arrays, where)
-    node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
-    evaluation = attempt(
-        _evaluation_graphs, arrays, where, dataset.target, dataset.num_features
-    )
-    scaling = attempt(read_scaling, arrays, dataset.num_features, where)
-    outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
-    columns = attempt(read_feature_names, arrays, dataset.num_features, where) or ()
+    return _owned(dataset, arrays, where, attempt)
+
+
+def _owned(
+    dataset: NodeDataset,
+    arrays: Mapping[str, Array],
+    where: str,
+    attempt: ErrorCollector,
+) -> LocalGraphFile | None:
+    """Return a graph with the other arrays of its file, or ``None`` after an error."""
+    number, width = dataset.num_nodes, dataset.num_features
+    node_ids = attempt(_node_ids, arrays, number, where)
+    evaluation = attempt(_evaluation_graphs, arrays, where, dataset.target, width)
+    scaling = attempt(read_scaling, arrays, width, where)
+    outside = attempt(_outside_edges, arrays, number, where)
+    columns = attempt(read_feature_names, arrays, width, where)
     prepared = attempt(read_prepared, arrays, where, dataset.schema) or ""
-    dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
+    dataset = replace(dataset, feature_names=columns or dataset.feature_names)
     names, notes = (
         tuple(arrays.get(k, np.empty(0)).tolist()) for k in ("names", "notes")
     )

@@ -47,15 +47,13 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
     Wanted,
     csv_rows,
-    read_columns,
     read_table,
     target_columns,
 )
 from flower_fgl.datasets.graph_files.csv_tables import (
     index_ids,
-    read_classes,
-    read_masks,
-    single_cell,
+    read_predicted,
+    read_prepared_cell,
     split_note,
 )
 from flower_fgl.datasets.graph_files.relations_csv import read_typed_names
@@ -83,17 +81,13 @@ def read_set_folder(
     ``smiles`` (G,) are added for a table of molecules, and ``notes`` are sentences on how
     the tables were read. Arrays with an error that was collected are missing.
     """
-    columns = attempt(target_columns, folder / GRAPHS, wanted.kind_of_nodes)
+    path = folder / GRAPHS
+    columns = attempt(target_columns, path, wanted.kind_of_nodes)
     if columns is None:
         return {}
-    several, others, _ = columns
+    text = (*GRAPH_COLUMNS, *columns.held)
     graphs = attempt(
-        read_table,
-        folder / GRAPHS,
-        ("id",),
-        (*GRAPH_COLUMNS, *several, *others),
-        items="graphs",
-        needs_features=False,
+        read_table, path, ("id",), text, items="graphs", needs_features=False
     )
     if graphs is None:
         return {}
@@ -101,26 +95,21 @@ def read_set_folder(
     attempt(_reject_features, graphs)
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
-    if wanted.needs_labels:
-        arrays |= attempt(_labels, graphs, several) or {}
-        arrays |= attempt(read_masks, graphs) or {}
+    if wanted.needs_labels and attempt(_has_label, graphs, columns.read):
+        arrays |= read_predicted(graphs, columns.read, "graph", folder, attempt)
     ids = graphs.text["id"]
     arrays["graph_ids"] = np.array(ids, dtype=np.str_)
     if keys := graphs.text["key"]:
         pairs = zip(keys, ids, strict=True)
         arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
-    arrays["notes"] = split_note(graphs, columns)
-    if os.path.exists(path := folder / "prepared.csv"):
-        arrays["prepared"] = attempt(single_cell, path, "sha256")
+    notes = split_note(graphs, columns)
+    arrays |= attempt(read_prepared_cell, folder) or {}
     if graphs.text["smiles"]:
         arrays |= attempt(_molecules, graphs, attempt) or {}
     elif index is not None:
-        is_typed = os.path.exists(folder / RELATIONS)
-        read = _typed_graphs if is_typed else _graphs
-        arrays |= attempt(read, folder, index, attempt) or {}
-        more = arrays.pop("more", None)
-        if more is not None:
-            arrays["notes"] = np.concatenate([arrays["notes"], more])
+        read = _typed_graphs if os.path.exists(folder / RELATIONS) else _graphs
+        arrays |= attempt(read, folder, index, attempt, notes) or {}
+    arrays["notes"] = np.array(notes, dtype=np.str_)
     return {key: found for key, found in arrays.items() if found is not None}
 
 
@@ -143,16 +132,14 @@ def _reject_features(graphs: Table) -> None:
         )
 
 
-def _labels(graphs: Table, several: Sequence[str]) -> dict[str, Array]:
-    """Return what is predicted of each graph, as arrays of an ``.npz`` file."""
-    if several:
-        return read_columns(graphs, several, "graph", graphs.path.parent)
-    if not graphs.text["label"]:
+def _has_label(graphs: Table, several: Sequence[str]) -> bool:
+    """Return ``True``; reject a table without a column of what is predicted."""
+    if not several and not graphs.text["label"]:
         raise DataError(
             f"{graphs.where} has no column label (the class of each graph), label:NAME or "
             "target. Add one; its cells may be empty."
         )
-    return read_classes(graphs, graphs.path.parent / "classes.csv", "graph")
+    return True
 
 
 def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
@@ -193,15 +180,15 @@ class _Nodes(NamedTuple):
 
 def _graph_numbers(table: Table, index: dict[str, int]) -> Array:
     """Return the number of the graph of each row."""
-    numbers = array("q")
-    for line, graph in table.cells("graph"):
-        if (number := index.get(graph, -1)) < 0:
-            raise DataError(
-                f'{table.where}, line {line}: graph "{clip(graph)}" is not an id in '
-                "graphs.csv. Correct it, or add a line to graphs.csv."
-            )
-        numbers.append(number)
-    return np.array(numbers, dtype=np.int64)
+    numbers = table.numbers(
+        "graph",
+        index.get,
+        lambda graph: (
+            f': graph "{clip(graph)}" is not an id in graphs.csv. Correct it, or '
+            "add a line to graphs.csv."
+        ),
+    )
+    return numbers.astype(np.int64)
 
 
 def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _Nodes:
@@ -240,7 +227,7 @@ def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _
 
 
 def _graphs(
-    folder: Path, index: dict[str, int], attempt: ErrorCollector
+    folder: Path, index: dict[str, int], attempt: ErrorCollector, notes: list[str]
 ) -> dict[str, Array | None]:
     """Return nodes and edges, with the nodes in the order of ``graphs.csv``."""
     nodes = _read_nodes(folder / NODES, index, attempt)
@@ -262,7 +249,7 @@ def _graphs(
 
 
 def _typed_graphs(
-    folder: Path, index: dict[str, int], attempt: ErrorCollector
+    folder: Path, index: dict[str, int], attempt: ErrorCollector, notes: list[str]
 ) -> dict[str, Array | None]:
     """Return the nodes of all kinds and the edges of all relations, with their schema."""
     names = read_typed_names(folder, Wanted(), attempt, is_set=True)
@@ -272,7 +259,7 @@ def _typed_graphs(
         kind: attempt(_read_nodes, folder / "nodes" / f"{kind}.csv", index, attempt)
         for kind in names.schema.node_types
     }
-    relations, notes = {}, list[str]()
+    relations = {}
     for one in names.relations:
         source, target = nodes[one.triple[0]], nodes[one.triple[2]]
         if source is None or target is None:
@@ -301,7 +288,6 @@ def _typed_graphs(
         **schema_arrays(replace(union.schema or names.schema, target="")),
         "graph_of_node": batch.numpy(),
         "feature_names": np.array(union.feature_names, dtype=np.str_),
-        "more": np.array(notes, dtype=np.str_),
     }
 
 
