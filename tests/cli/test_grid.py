@@ -414,7 +414,7 @@ def test_missing_data_is_found_once_and_before_the_first_run(
 
     monkeypatch.delenv("FLOWER_FGL_DATA", raising=False)
     monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("flower_fgl.datasets.sources.download._download", offline)
+    monkeypatch.setattr("flower_fgl.datasets.sources.load._download", offline)
     words = ["run", "--method", "local,fedavg", "--dataset", "cora,synthetic,citeseer"]
     words += ["--set", f"output-dir={tmp_path / 'runs'}", "--set", "rounds=1"]
     done = CliRunner().invoke(app, words)

@@ -22,7 +22,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
-from flower_fgl.datasets.graph_files.archive import read_arrays
+from flower_fgl.datasets.graph_files.archive import Array, read_arrays
 from flower_fgl.datasets.sources.raw_readers import Raw, read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
@@ -36,6 +36,8 @@ __all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"
 
 
 SPLITS = ("train", "val", "test")
+OGB_PARTS = {"train": "train", "val": "valid", "test": "test"}
+"""Parts of a split, and their names at OGB."""
 
 
 def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> Raw:
@@ -178,10 +180,7 @@ def ogb_nodes(root: Path, *, name: str) -> Raw:
         dataset = loader(name, root=str(root), pre_transform=_finish)
         split = dataset.get_idx_split()
     data = dataset[0]
-    masks = {
-        ours: _mask(split[theirs], len(data.y))
-        for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test"))
-    }
+    masks = {p: _mask(split[own], len(data.y)) for p, own in OGB_PARTS.items()}
     return Raw.of(
         data.x,
         data.edge_index,
@@ -208,8 +207,6 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     2. The tables are read at once, instead of graph by graph as by OGB's loader, which
        only downloads them.
     """
-    import pandas as pd
-
     folder = _ogb_folder(root, name, "graphproppred")
     if not (folder / "raw").is_dir():
         loader = _import_quietly("ogb.graphproppred").PygGraphPropPredDataset
@@ -217,8 +214,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
             loader(name, root=str(root))
 
     def table(part: str) -> Tensor:
-        frame = pd.read_csv(folder / f"{part}.csv.gz", header=None)
-        return torch.from_numpy(frame.to_numpy(copy=True))
+        return torch.from_numpy(_ogb_table(folder, part))
 
     num_nodes, num_edges = table("raw/num-node-list"), table("raw/num-edge-list")
     y, targets = table("raw/graph-label"), None
@@ -240,7 +236,6 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
     if "-mol" in name and (folder / "raw" / "edge-feat.csv.gz").is_file():
         of_bonds = _one_hot(table("raw/edge-feat"), "bond", name).to_dense()
         messages = MessageEdges(edges.T.contiguous(), of_bonds)
-    files = {"train": "train", "val": "valid", "test": "test"}
     return Raw.of(
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
@@ -248,8 +243,8 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
         batch=batch,
         y=y[:, 0] if targets is None else y,
         masks={
-            ours: _mask(table(f"split/{split}/{theirs}")[:, 0], len(y))
-            for ours, theirs in files.items()
+            part: _mask(table(f"split/{split}/{own}")[:, 0], len(y))
+            for part, own in OGB_PARTS.items()
         },
         names=targets,
     )
@@ -265,35 +260,38 @@ def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
 
     folder = _ogb_folder(root, name, "nodeproppred")
 
-    def table(part: str) -> Any:
-        return pd.read_csv(folder / f"{part}.csv.gz", header=None).to_numpy(copy=True)
-
     sizes = pd.read_csv(folder / "raw" / "num-node-dict.csv.gz").iloc[0]
     tables = {}
     for own, size in sizes.items():
-        place = f"raw/node-feat/{own}/node-feat"
-        x = torch.empty(int(size), 0)
+        place, x = f"raw/node-feat/{own}/node-feat", torch.empty(int(size), 0)
         if (folder / f"{place}.csv.gz").is_file():
-            x = torch.from_numpy(table(place).astype(np.float32))
+            x = torch.from_numpy(_ogb_table(folder, place).astype(np.float32))
         tables[str(own)] = NodeTable(x)
-    relations = {
-        (a, relation, b): torch.from_numpy(
-            table(f"raw/relations/{a}___{relation}___{b}/edge").T.astype(np.int64)
-        )
-        for a, relation, b in sorted(map(tuple, table("raw/triplet-type-list")))
-    }
-    y = torch.from_numpy(table(f"raw/node-label/{kind}/node-label")[:, 0])
+    relations = {}
+    for triple in sorted(map(tuple, _ogb_table(folder, "raw/triplet-type-list"))):
+        edges = _ogb_table(folder, f"raw/relations/{'___'.join(triple)}/edge")
+        relations[triple] = torch.from_numpy(edges.T.astype(np.int64))
+    y = torch.from_numpy(_ogb_table(folder, f"raw/node-label/{kind}/node-label")[:, 0])
     names = _ogb_class_names(folder) or tuple(map(str, range(int(y.max()) + 1)))
-    files = {"train": "train", "val": "valid", "test": "test"}
     masks = {
-        ours: _mask(
-            torch.from_numpy(table(f"split/time/{kind}/{theirs}")[:, 0]), len(y)
+        part: _mask(
+            torch.from_numpy(_ogb_table(folder, f"split/time/{kind}/{own}")[:, 0]),
+            len(y),
         )
-        for ours, theirs in files.items()
+        for part, own in OGB_PARTS.items()
     }
     wanted = TypedTarget(y.to(torch.int64), Target.classes(names), masks)
     found = typed_dataset(name, tables, relations, kind, wanted)
     return Raw(found, sum(edges.shape[1] for edges in relations.values()))
+
+
+def _ogb_table(folder: Path, part: str) -> Array:
+    """Read a table of OGB, which has no header."""
+    import pandas as pd  # takes a second to import
+
+    frame = pd.read_csv(folder / f"{part}.csv.gz", header=None)
+    table: Array = frame.to_numpy(copy=True)
+    return table
 
 
 def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:
@@ -332,9 +330,12 @@ def _one_hot(attributes: Tensor, kind: str, name: str) -> Tensor:
 
 def _ogb_folder(root: Path, name: str, kind: str) -> Path:
     """Return a dataset's folder; raise an error if it holds another release."""
-    ogb = _import_ogb()
-    folder = root / name.replace("-", "_")
-    version = _ogb_version(Path(str(ogb.__file__)).parent / kind, name)
+    import pandas as pd
+
+    ogb, folder = _import_ogb(), root / name.replace("-", "_")
+    listed = Path(str(ogb.__file__)).parent / kind / "master.csv"
+    releases = pd.read_csv(listed, index_col=0, keep_default_na=False)
+    version = releases.loc["version", name]
     if folder.is_dir() and not (folder / f"RELEASE_v{version}.txt").is_file():
         raise DataError(
             f"{name}: expected RELEASE_v{version}.txt, the marker of the release that "
@@ -348,8 +349,11 @@ def _finish(data: Any) -> Any:
     data.entries = data.edge_index.shape[1]
     data.num_nodes = int(data.num_nodes)  # a NumPy number in binary OGB sets
     if data.x is None:
-        data.x = _mean_over_edges(data.edge_index, data.edge_attr, data.num_nodes)
-        data.edge_attr = None  # of the published list of edges
+        # the mean attributes of the edges that begin at each node
+        first, attr = data.edge_index[0], data.edge_attr
+        total = torch.zeros(data.num_nodes, attr.shape[1]).index_add_(0, first, attr)
+        count = first.bincount(minlength=data.num_nodes).clamp(min=1)
+        data.x, data.edge_attr = total / count[:, None], None
     data.edge_index = undirected_simple(data.edge_index, data.num_nodes)
     data.x = compact_features(data.x)
     if data.y.dim() == 2 and data.y.shape[1] > 1:
@@ -360,12 +364,6 @@ def _finish(data: Any) -> Any:
         y = y.nan_to_num(nan=-1)
     data.y = y.to(torch.int64)
     return data
-
-
-def _mean_over_edges(edge_index: Tensor, attr: Tensor, num_nodes: int) -> Tensor:
-    """Return the mean attributes, (N, a), of the edges (2, M) that begin at each node."""
-    total = torch.zeros(num_nodes, attr.shape[1]).index_add_(0, edge_index[0], attr)
-    return total / edge_index[0].bincount(minlength=num_nodes).clamp(min=1)[:, None]
 
 
 def _mask(nodes: Tensor, num_nodes: int) -> Tensor:
@@ -394,14 +392,6 @@ def _ogb_surroundings() -> Iterator[None]:
         yield
 
 
-def _ogb_version(package: Path, name: str) -> str:
-    """Return the release of a dataset that a sub-package of ``ogb`` reads."""
-    import pandas as pd  # takes a second to import
-
-    table = pd.read_csv(package / "master.csv", index_col=0, keep_default_na=False)
-    return str(table.loc["version", name])
-
-
 def _ogb_class_names(folder: Path) -> tuple[str, ...] | None:
     """Read the class names from ``mapping/labelidx2….csv.gz``, if there are any."""
     import pandas as pd
@@ -422,21 +412,14 @@ def _import_ogb() -> Any:
     # would wait for the thread when it exits.
     if "ogb" in sys.modules:
         return sys.modules["ogb"]
-    with _hidden("outdated"):
-        return importlib.import_module("ogb")
-
-
-@contextlib.contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Make ``import module`` fail inside the block."""
-    before = sys.modules.get(module)
-    sys.modules[module] = None  # type: ignore[assignment]  # None makes the import fail
+    before = sys.modules.get("outdated")
+    sys.modules["outdated"] = None  # type: ignore[assignment]  # makes its import fail
     try:
-        yield
+        return importlib.import_module("ogb")
     finally:
-        del sys.modules[module]
+        del sys.modules["outdated"]
         if before is not None:
-            sys.modules[module] = before
+            sys.modules["outdated"] = before
 
 
 def _import_quietly(module: str) -> Any:

@@ -5,7 +5,7 @@ The locations are those of the library loaders: a folder that these filled works
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flower_fgl.datasets.sources.raw_readers import Raw
 
 __all__ = ["AIFB", "COLLAB", "FOLD_PPI", "Layout", "few_shot_tables", "filtered"]
-__all__ += ["geom_gcn", "ogb", "ogb_graphs", "ogb_typed", "pyg", "tu", "twitch"]
+__all__ += ["ogb", "ogb_graphs", "ogb_typed", "pyg", "tu", "twitch"]
 
 PLANETOID = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 SAINT = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
@@ -23,8 +23,17 @@ SAINT_URL = "https://drive.google.com/drive/folders/1zycmmDES39zVlbVCYs88JTJ1Wm5
 SHCHUR = "https://github.com/shchur/gnn-benchmark/tree/master/data/npz"
 PLATONOV = "https://github.com/yandex-research/heterophilous-graphs/tree/main/data"
 PTG = "https://graphmining.ai/datasets/ptg/"
+GEOM_GCN = (
+    "https://github.com/graphdml-uiuc-jlu/geom-gcn",
+    *("out1_node_feature_label.txt", "out1_graph_edges.txt"),
+    *(f"{{name}}_split_0.6_0.2_{number}.npz" for number in range(10)),
+)
+OGB_PARTS = ("train", "valid", "test")
 TU_PARTS = ("A", "graph_indicator", "graph_labels")
+RAW_FOLDERS = {"WikipediaNetwork": "geom_gcn/raw"}
 LOADERS = {
+    # the files have another name than the loader
+    "Actor": tuple(part.replace("{name}", "film") for part in GEOM_GCN),
     "Airports": (
         "https://github.com/leoribeiro/struc2vec/tree/master/graph",
         *("{name}-airports.edgelist", "labels-{name}-airports.txt"),
@@ -50,13 +59,15 @@ LOADERS = {
     ),
     "Reddit2": (SAINT_URL, *SAINT),
     "Twitch": (f"{PTG}twitch/{{name}}.npz", "{name}.npz"),
+    "WebKB": GEOM_GCN,
+    "WikipediaNetwork": GEOM_GCN,
     "WikiCS": (
         "https://github.com/pmernyei/wiki-cs-dataset/tree/master/dataset",
         "data.json",
     ),
     "Yelp": (SAINT_URL, *SAINT),
 }
-"""Address and files in ``raw/`` of the classes of ``torch_geometric.datasets``."""
+"""Address and raw files of the classes of ``torch_geometric.datasets``."""
 
 # References, not imports: listing the datasets must not load torch.
 LIBRARY = "flower_fgl.datasets.sources.library_loaders:"
@@ -99,37 +110,15 @@ def pyg(
     The default folder is ``<loader>``, or ``<loader>/<name>``; others may follow it.
     """
     url, *files = (part.format(name=name, low=name.lower()) for part in LOADERS[loader])
-    first = f"{loader}/{name}" if name else loader
-    raw = tuple(f"raw/{file}" for file in files)
-    return tuple(
-        _pyg(loader, folder, raw, url, name, **settings) for folder in (first, *folders)
-    )
-
-
-def geom_gcn(loader: str, name: str) -> tuple[Layout, ...]:
-    """Return the layout of Geom-GCN's tables: ``out1_*.txt`` and ten splits.
-
-    They lie in ``Actor/raw``, ``WebKB/<name>/raw`` and
-    ``WikipediaNetwork/<name>/geom_gcn/raw``.
-    """
-    raw = "geom_gcn/raw" if loader == "WikipediaNetwork" else "raw"
-    files = [f"{name}_split_0.6_0.2_{i}.npz" for i in range(10)]
-    files = ["out1_node_feature_label.txt", "out1_graph_edges.txt", *files]
-    url, own = "https://github.com/graphdml-uiuc-jlu/geom-gcn", name
-    if loader == "Actor":  # the files have another name than the loader
-        own = ""
-    folder = f"{loader}/{own}" if own else loader
-    return (_pyg(loader, folder, tuple(f"{raw}/{f}" for f in files), url, own),)
-
-
-def _pyg(
-    loader: str, folder: str, files: tuple[str, ...], url: str, name: str, **more: bool
-) -> Layout:
-    """Return the layout of a class of ``torch_geometric.datasets``."""
+    folder = RAW_FOLDERS.get(loader, "raw")
+    raw = tuple(f"{folder}/{file}" for file in files)
     named: dict[str, str | bool] = {"name": name} if name else {}
-    arguments = {"loader": loader, **more, **named}
-    reader = f"{LIBRARY}pyg_nodes"
-    return Layout(folder, files, reader, arguments, name or ".", url, True)
+    arguments = {"loader": loader, **settings, **named}
+    reader, first = f"{LIBRARY}pyg_nodes", f"{loader}/{name}" if name else loader
+    return tuple(
+        Layout(folder, raw, reader, arguments, name or ".", url, True)
+        for folder in (first, *folders)
+    )
 
 
 def filtered(name: str) -> tuple[Layout, ...]:
@@ -155,14 +144,9 @@ def ogb(
     """
     features = "node-feat" if has_features else "edge-feat"
     parts = ("edge", features, "node-label", "num-node-list", "num-edge-list")
-    raw = [f"{part}.csv.gz" for part in parts]
-    raw = ["data.npz", "node-label.npz"] if is_binary else raw
-    files = ("RELEASE_v1.txt", *(f"raw/{file}" for file in raw))
-    url = f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip"
-    folder = name.replace("-", "_")
-    return _library(
-        "ogb_nodes", folder, files, url, can_download=not is_large, name=name
-    )
+    raw = [f"raw/{part}.csv.gz" for part in parts]
+    raw = ["raw/data.npz", "raw/node-label.npz"] if is_binary else raw
+    return _ogb("ogb_nodes", name, f"nodeproppred/{archive}", raw, is_large=is_large)
 
 
 def ogb_typed(name: str, archive: str, kind: str) -> tuple[Layout, ...]:
@@ -170,18 +154,12 @@ def ogb_typed(name: str, archive: str, kind: str) -> tuple[Layout, ...]:
 
     ``ogbn_…/raw`` has a folder for each relation. The files are downloaded by hand.
     """
-    tables = ("num-node-dict", "triplet-type-list", f"node-feat/{kind}/node-feat")
-    files = (*tables, f"node-label/{kind}/node-label")
-    split = tuple(f"split/time/{kind}/{p}.csv.gz" for p in ("train", "valid", "test"))
-    return _library(
-        "ogb_typed",
-        name.replace("-", "_"),
-        ("RELEASE_v2.txt", *(f"raw/{file}.csv.gz" for file in files), *split),
-        f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip",
-        can_download=False,
-        name=name,
-        kind=kind,
-    )
+    tables = ["num-node-dict", "triplet-type-list", f"node-feat/{kind}/node-feat"]
+    parts = [f"raw/{part}" for part in (*tables, f"node-label/{kind}/node-label")]
+    parts += [f"split/time/{kind}/{part}" for part in OGB_PARTS]
+    files = [f"{part}.csv.gz" for part in parts]
+    where = f"nodeproppred/{archive}"
+    return _ogb("ogb_typed", name, where, files, is_large=True, release=2, kind=kind)
 
 
 def ogb_graphs(
@@ -193,27 +171,37 @@ def ogb_graphs(
     """
     is_molecule = "-mol" in name
     parts = ["edge", "num-node-list", "num-edge-list", "graph-label"]
-    parts += ["node-feat"] * is_molecule
+    parts = [f"raw/{part}" for part in parts + ["node-feat"] * is_molecule]
     split = "scaffold" if is_molecule else "species"
-    files = ("RELEASE_v1.txt", *(f"raw/{part}.csv.gz" for part in parts))
-    files += tuple(f"split/{split}/{p}.csv.gz" for p in ("train", "valid", "test"))
-    url = "http://snap.stanford.edu/ogb/data/graphproppred/"
-    url += f"{'csv_mol_download/' * is_molecule}{archive}.zip"
+    files = [*parts, *(f"split/{split}/{part}" for part in OGB_PARTS)]
+    files = [f"{part}.csv.gz" for part in files]
+    where = f"graphproppred/{'csv_mol_download/' * is_molecule}{archive}"
+    return _ogb("ogb_graphs", name, where, files, is_large=is_large, split=split)
+
+
+def _ogb(
+    reader: str,
+    name: str,
+    archive: str,
+    files: list[str],
+    *,
+    is_large: bool,
+    release: int = 1,
+    **arguments: str,
+) -> tuple[Layout, ...]:
+    """Return the layout of a dataset of OGB with the marker of its release."""
+    files = [f"RELEASE_v{release}.txt", *files]
+    url = f"http://snap.stanford.edu/ogb/data/{archive}.zip"
+    folder = name.replace("-", "_")
     return _library(
-        "ogb_graphs",
-        name.replace("-", "_"),
-        files,
-        url,
-        can_download=not is_large,
-        name=name,
-        split=split,
+        reader, folder, files, url, can_download=not is_large, name=name, **arguments
     )
 
 
 def _library(
     reader: str,
     folder: str,
-    files: tuple[str, ...],
+    files: Iterable[str],
     url: str,
     *,
     can_download: bool = True,
@@ -221,12 +209,12 @@ def _library(
 ) -> tuple[Layout, ...]:
     """Return the layout of a reader that gets the folder above that of the dataset."""
     leaf, reader = folder.rpartition("/")[2], f"{LIBRARY}{reader}"
-    return (Layout(folder, files, reader, arguments, leaf, url, can_download),)
+    return (Layout(folder, tuple(files), reader, arguments, leaf, url, can_download),)
 
 
 def tu(name: str) -> tuple[Layout, ...]:
     """Return the layout of a TU dataset: ``TU/<name>/raw/<name>_A.txt`` etc."""
-    files = tuple(f"raw/{name}_{part}.txt" for part in TU_PARTS)
+    files = [f"raw/{name}_{part}.txt" for part in TU_PARTS]
     url = f"https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
     return _library("tu_graphs", f"TU/{name}", files, url, name=name)
 

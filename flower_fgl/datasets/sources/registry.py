@@ -202,21 +202,21 @@ _OWN: dict[str, Source] = {
     ),
     "actor": _nodes(
         f"Actors that occur on the same page, {PEI}",
-        at.geom_gcn("Actor", "film"),
+        at.pyg("Actor"),
         (7600, None, 932, 5),
         split="48/32/20",
         entries=30019,
     ),
     "chameleon": _nodes(
         f"Wikipedia pages about chameleons, {PEI}; has duplicate nodes",
-        at.geom_gcn("WikipediaNetwork", "chameleon"),
+        at.pyg("WikipediaNetwork", "chameleon"),
         (2277, None, 2325, 5),
         split="48/32/20",
         entries=36101,
     ),
     "squirrel": _nodes(
         f"Wikipedia pages about squirrels, {PEI}; has duplicate nodes",
-        at.geom_gcn("WikipediaNetwork", "squirrel"),
+        at.pyg("WikipediaNetwork", "squirrel"),
         (5201, None, 2089, 5),
         split="48/32/20",
         entries=217073,
@@ -236,7 +236,7 @@ _OWN: dict[str, Source] = {
     **{
         name: _nodes(
             f"Web pages of a university, {PEI}",
-            at.geom_gcn("WebKB", name),
+            at.pyg("WebKB", name),
             (nodes, None, 1703, 5),
             split="48/32/20",
             entries=entries,

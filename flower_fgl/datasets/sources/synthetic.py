@@ -4,7 +4,6 @@ It follows Deshpande et al. (NeurIPS 2018) and adds latent communities with thei
 preferred classes, so that its parts have different class distributions.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,66 +28,38 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCK_SHARE = 0.9
 """Share of edges inside one block, before duplicates are redrawn."""
+BLOCK_DRAWS = 20
+"""Draws after which edges may end anywhere."""
 MAX_DENSITY = 0.5
 """Maximum edge density among node pairs of the same class, and of different classes."""
 
 
 def synthetic_dataset(settings: SyntheticSettings, seed: int = 0) -> NodeDataset:
-    """Generate the dataset ``synthetic`` by :func:`contextual_sbm`.
-
-    ``seed`` must be equal on every machine of a federation.
-    """
-    return contextual_sbm(
-        settings.nodes,
-        settings.classes,
-        num_features=settings.features,
-        homophily=settings.homophily,
-        mean_degree=settings.degree,
-        feature_noise=settings.feature_noise,
-        seed=seed,
-        num_blocks=settings.blocks,
-        block_skew=settings.block_skew,
-    )
-
-
-def contextual_sbm(
-    num_nodes: int,
-    num_classes: int,
-    *,
-    num_features: int,
-    homophily: float,
-    mean_degree: float,
-    feature_noise: float,
-    seed: int,
-    num_blocks: int = 1,
-    block_skew: float = 0.0,
-) -> NodeDataset:
     """Sample a graph with communities, classes and noisy features, equal for equal seeds.
 
-    Of E = round(N · ``mean_degree`` / 2) distinct edges, round(E · ``homophily``) lie
-    inside a class; both counts are exact. ``feature_noise`` is the standard deviation of
-    each feature around its class mean. There are ``num_blocks`` latent communities B of
-    N/B nodes each, and a node takes the preferred class of its block with the probability
-    ``block_skew``. A ConfigError says that the edges exceed half of the node pairs,
-    either of the same class or of different classes.
+    ``seed`` must be equal on every machine of a federation. Of E = round(N · degree / 2)
+    distinct edges, round(E · homophily) lie inside a class; both counts are exact. A
+    ConfigError says that the edges exceed half of the node pairs, either of the same class
+    or of different classes.
 
     Notes
     -----
-    1. Node v has a uniform block b(v), and class c with probability
-       (1 - block_skew) / C + block_skew · [c = b(v) mod C].
+    1. Node v has a uniform one of B latent communities b(v) of N/B nodes each, and class c
+       with probability (1 - block_skew) / C + block_skew · [c = b(v) mod C].
     2. An edge starts at a uniform node u and ends at a uniform node of the same class
        (or of another one), in u's block with probability 0.9 and anywhere otherwise.
        Self-loops and duplicate edges are redrawn, so the counts are exact.
     3. x_v = m_c + feature_noise · z with m_c, z standard normal.
     """
+    num_nodes, num_classes = settings.nodes, settings.classes
     rng = np.random.default_rng(seed)
-    block = rng.permutation(np.arange(num_nodes) % num_blocks)
+    block = rng.permutation(np.arange(num_nodes) % settings.blocks)
     y = rng.integers(num_classes, size=num_nodes)
-    is_favoured = rng.random(num_nodes) < block_skew
+    is_favoured = rng.random(num_nodes) < settings.block_skew
     y[is_favoured] = block[is_favoured] % num_classes
 
-    num_edges = round(num_nodes * mean_degree / 2)
-    num_same = round(num_edges * homophily)
+    num_edges = round(num_nodes * settings.degree / 2)
+    num_same = round(num_edges * settings.homophily)
     _check_density(y, num_classes, num_same, num_edges - num_same)
     scopes = (_Scope(y, block, num_classes), _Scope(y, block * 0, num_classes))
     keys = [
@@ -96,9 +67,9 @@ def contextual_sbm(
         for wanted, is_same in ((num_same, True), (num_edges - num_same, False))
     ]
     pairs = np.stack(np.divmod(np.concatenate(keys), num_nodes))
-    means = rng.standard_normal((num_classes, num_features), dtype=np.float32)
-    x = rng.standard_normal((num_nodes, num_features), dtype=np.float32)
-    x *= np.float32(feature_noise)
+    means = rng.standard_normal((num_classes, settings.features), dtype=np.float32)
+    x = rng.standard_normal((num_nodes, settings.features), dtype=np.float32)
+    x *= np.float32(settings.feature_noise)
     x += means[y]
     return NodeDataset(
         name="synthetic",
@@ -199,10 +170,11 @@ def _draw_edges(
     """Sample ``wanted`` distinct edges, encoded as ``lower · N + higher``."""
     num_nodes = len(scopes[0].order)
     found = np.empty(0, dtype=np.int64)
-    for block_share in _block_shares():
-        missing = wanted - len(found)
-        if missing == 0:
-            break
+    draws = 0
+    # this ends: _check_density leaves half of the pairs free, but blocks may be full
+    while missing := wanted - len(found):
+        block_share = BLOCK_SHARE if draws < BLOCK_DRAWS else 0.0
+        draws += 1
         u = rng.integers(num_nodes, size=missing + missing // 8 + 16)
         v = scopes[1].partners(rng, u, is_same=is_same)
         is_inside = rng.random(len(u)) < block_share
@@ -212,13 +184,6 @@ def _draw_edges(
         keys = keys[~np.isin(keys, found, assume_unique=True, kind="sort")]
         found = np.concatenate([found, rng.permutation(keys)[:missing]])
     return found
-
-
-def _block_shares() -> Iterator[float]:
-    """Yield the share of edges inside blocks: 0 after 20 draws, as blocks may be full."""
-    yield from [BLOCK_SHARE] * 20
-    while True:  # the caller stops: _check_density leaves half of the pairs free
-        yield 0.0
 
 
 def _check_density(y: Ints, num_classes: int, num_same: int, num_other: int) -> None:

@@ -213,7 +213,7 @@ def test_the_filtered_graphs_are_the_only_file_without_a_library_loader(
         raw.write_heterophilous(Path(folder), "chameleon_filtered")
 
     monkeypatch.setattr("torch_geometric.data.download_url", write)
-    monkeypatch.setattr("flower_fgl.datasets.sources.download._probe", lambda url: None)
+    monkeypatch.setattr("flower_fgl.datasets.sources.load._probe", lambda url: None)
     dataset = load("chameleon-filtered", data_dir=None, cache_dir=tmp_path, check=False)
     assert dataset.num_classes == 3
 

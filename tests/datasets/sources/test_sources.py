@@ -24,10 +24,12 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.settings import DATASETS
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.sources import download, library_loaders, raw_readers
+from flower_fgl.datasets.sources import library_loaders, raw_readers
 from flower_fgl.datasets.sources.load import SOURCES, find_source, load
 from flower_fgl.methods import parse_config
 from tests.support import raw_writers as raw
+
+LOAD = "flower_fgl.datasets.sources.load"
 
 # statistics of the published datasets without self-loops and duplicates
 REAL_NODE_SETS = {
@@ -540,7 +542,7 @@ def drive(monkeypatch):
         (Path(folder) / filename).write_bytes((store / filename).read_bytes())
 
     monkeypatch.setattr(module, "download_google_url", fetch)
-    monkeypatch.setattr(download, "_probe", lambda url: None)
+    monkeypatch.setattr(f"{LOAD}._probe", lambda url: None)
     return state
 
 
@@ -635,7 +637,7 @@ def test_a_full_disk_is_one_error(data, cache_dir, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download, "_link_files", full)
+    monkeypatch.setattr(f"{LOAD}._link_files", full)
     with pytest.raises(DataError, match=r"No space left.*Free some disk space"):
         load_small("flickr", data, cache_dir)
 

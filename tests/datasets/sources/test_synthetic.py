@@ -12,22 +12,11 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.settings import SyntheticSettings
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.validate import validate_node_dataset
-from flower_fgl.datasets.sources.synthetic import contextual_sbm, synthetic_dataset
+from flower_fgl.datasets.sources.synthetic import synthetic_dataset
 
 
-def draw(**changes: float) -> NodeDataset:
-    values = {
-        "num_nodes": 2000,
-        "num_classes": 5,
-        "num_features": 64,
-        "homophily": 0.7,
-        "mean_degree": 8.0,
-        "feature_noise": 5.0,
-        "seed": 0,
-        "num_blocks": 20,
-        "block_skew": 0.7,
-    }
-    return contextual_sbm(**(values | changes))
+def draw(seed: int = 0, **changes: float) -> NodeDataset:
+    return synthetic_dataset(SyntheticSettings(**changes), seed)
 
 
 def adjacency(dataset: NodeDataset) -> scipy.sparse.csr_matrix:
@@ -54,7 +43,7 @@ def nearest_mean_accuracy(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def test_edges_and_homophily_are_exact():
-    dataset = draw(homophily=0.63, mean_degree=9.3)
+    dataset = draw(homophily=0.63, degree=9.3)
     row, col = dataset.edge_index
     assert dataset.edge_index.shape[1] == 2 * 9300  # 2000 nodes · 9.3 / 2
     same = int((dataset.y[row] == dataset.y[col]).sum()) // 2
@@ -70,7 +59,7 @@ def test_the_same_seed_gives_the_same_graph_and_another_one_does_not():
 
 
 def test_classes_follow_their_block():
-    alike, skewed = draw(block_skew=0.0, num_nodes=20000), draw(num_nodes=20000)
+    alike, skewed = draw(block_skew=0.0, nodes=20000), draw(nodes=20000)
     for dataset in (alike, skewed):  # each class is favoured by as many blocks
         assert dataset.y.bincount().numpy() / 20000 == pytest.approx(0.2, abs=0.02)
     # a block of 1000 nodes: its own class has the share 0.3 / 5 + 0.7 = 0.76
@@ -80,7 +69,7 @@ def test_classes_follow_their_block():
 
 
 def test_features_are_noise_around_standard_normal_class_means():
-    dataset = draw(num_nodes=20000, num_features=50, feature_noise=3.0, num_classes=40)
+    dataset = draw(nodes=20000, features=50, feature_noise=3.0, classes=40)
     means = torch.stack([dataset.x[dataset.y == c].mean(0) for c in range(40)])
     assert float((dataset.x - means[dataset.y]).std()) == pytest.approx(3.0, rel=0.02)
     assert float(means.std()) == pytest.approx(1.0, rel=0.05)
@@ -111,7 +100,7 @@ def test_the_defaults_are_a_valid_graph():
 
 
 def test_a_graph_of_the_size_of_ogbn_arxiv_gets_all_its_edges():
-    dataset = draw(num_nodes=169_343, num_classes=40, mean_degree=13.8, num_features=16)
+    dataset = draw(nodes=169_343, classes=40, degree=13.8, features=16)
     assert dataset.edge_index.shape[1] == 2 * round(169_343 * 6.9)
 
 
@@ -141,7 +130,7 @@ def test_a_graph_too_dense_to_draw_is_rejected(changes, kind):
 @settings(max_examples=200, deadline=None)
 def test_any_settings_give_the_specified_graph_or_one_error(**values):
     try:
-        dataset = draw(num_features=3, **values)
+        dataset = draw(features=3, **values)
     except ConfigError:
         return
     validate_node_dataset(dataset)
