@@ -48,7 +48,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeData
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
-from flower_fgl.datasets.graph_files.relations_csv import folder_tables
+from flower_fgl.datasets.graph_files.typed_csv import folder_tables
 from flower_fgl.datasets.owned import client_from_owned, read_owned
 from flower_fgl.datasets.sources.load import find_source, load
 from flower_fgl.datasets.splits.edges import require_pairs

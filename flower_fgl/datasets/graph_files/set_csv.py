@@ -1,29 +1,10 @@
-"""Reader of a set of graphs stored as a folder of CSV tables.
-
-``graphs.csv``
-    ``id`` (any text, unique), ``label`` (class name, empty if unknown) or columns of
-    labels or numbers, see ``csv_rows.py``, and optionally
-    ``key`` (the identifier by which ``split-by`` splits; it may repeat, and is ``id`` by
-    default), a split as in ``nodes.csv`` of one graph, and ``smiles``.
-``nodes.csv``
-    ``graph`` (an id of ``graphs.csv``) and ``id`` (unique in its graph). Every other column
-    is a feature. The rows of a graph need not be adjacent.
-``edges.csv``
-    ``graph``, ``source`` and ``target``: ids of nodes of that graph. Every other column is
-    a feature of the edges.
-``classes.csv``
-    Optional: ``name``, one class per line, as for one graph.
-``prepared.csv``
-    Optional, as for one graph.
-``relations.csv``
-    Makes the graphs typed, see ``typed_csv.py``: ``nodes/KIND.csv`` and
-    ``edges/RELATION.csv`` with the columns above take the place of the two tables.
+"""Reader of a set of graphs stored as a folder of CSV tables, see docs/deployment.md.
 
 With a column ``smiles`` the graphs are those of the molecules, by rdkit and
-torch-geometric, and there is neither ``nodes.csv`` nor ``edges.csv``. Atoms have the 9
-categories of ``torch_geometric.utils.from_smiles``, one-hot: 177 columns named
-``atomic_num=6`` etc. Bonds have 3: 30 columns such as ``bond_type=SINGLE``. So another
-version with other categories differs in the names of its columns.
+torch-geometric. Atoms have the 9 categories of ``torch_geometric.utils.from_smiles``,
+one-hot: 177 columns named ``atomic_num=6`` etc. Bonds have 3: 30 columns such as
+``bond_type=SINGLE``. So another version with other categories differs in the names of its
+columns.
 """
 
 from __future__ import annotations
@@ -32,7 +13,7 @@ import csv
 import os
 import shutil
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,9 +37,8 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     read_prepared_cell,
     split_note,
 )
-from flower_fgl.datasets.graph_files.relations_csv import read_typed_names
 from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays
-from flower_fgl.datasets.graph_files.typed_csv import edge_notes
+from flower_fgl.datasets.graph_files.typed_csv import edge_notes, read_typed_names
 from flower_fgl.datasets.graph_files.write import graph_arrays
 from flower_fgl.datasets.transforms.typed import NodeTable, typed_union
 
@@ -331,7 +311,7 @@ def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     with their names, and ``smiles`` (G,). A DataError says that rdkit is missing, or
     that rows cannot be read: of these 20 are named, and all counted.
     """
-    parse = _Parser(graphs.where)
+    parse = _smiles_reader(graphs.where)
     from torch_geometric.utils.smiles import e_map, x_map
 
     # numbers of all molecules one after the other: a million molecules fit in memory
@@ -376,30 +356,22 @@ def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
     }
 
 
-class _Parser:
-    """Convert one SMILES after the other, and say what is wrong with those that fail."""
+def _smiles_reader(where: str) -> Callable[[str], tuple[Array, Array, Array] | str]:
+    """Return a function that converts one SMILES, or says what is wrong with it.
 
-    def __init__(self, where: str) -> None:
-        chemistry = _rdkit(where)
-        # torch-geometric takes a second to load, and only molecules need it
-        from torch_geometric.utils import from_smiles
+    It returns atoms (n, 9), bonds (2m, 2) and their kinds (2m, 3).
+    """
+    chemistry = _rdkit(where)
+    # torch-geometric takes a second to load, and only molecules need it
+    from torch_geometric.utils import from_smiles
 
-        self._read, self._convert = chemistry.MolFromSmiles, from_smiles
-
-    def __call__(self, smiles: str) -> tuple[Array, Array, Array] | str:
-        """Return atoms (n, 9), bonds (2m, 2) and their kinds (2m, 3), or what is wrong."""
-        molecule = self._read(smiles) if smiles else None
-        # from_smiles makes a graph without nodes of text that rdkit cannot read
-        if molecule is None or not molecule.GetNumAtoms():
-            return (
-                f'"{clip(smiles)}" is not a SMILES that rdkit can read. Correct it, or '
-                "remove the line."
-            )
+    def read(smiles: str) -> tuple[Array, Array, Array] | str:
         try:
-            data = self._convert(smiles)
+            data = from_smiles(smiles)
         except ValueError as error:
             low, high = CHARGES
-            charges = [atom.GetFormalCharge() for atom in molecule.GetAtoms()]
+            atoms = chemistry.MolFromSmiles(smiles).GetAtoms()
+            charges = [atom.GetFormalCharge() for atom in atoms]
             if odd := [charge for charge in charges if not low <= charge <= high]:
                 return (
                     f"the charge {odd[0]:+d} of an atom is outside −{-low} … {high}. "
@@ -409,7 +381,14 @@ class _Parser:
                 f'"{clip(smiles)}" has an atom or bond that torch-geometric does not know '
                 f"({clip(error)}). Remove the line."
             )
+        if not data.num_nodes:  # also of text that rdkit cannot read
+            return (
+                f'"{clip(smiles)}" is not a SMILES that rdkit can read. Correct it, or '
+                "remove the line."
+            )
         return data.x.numpy(), data.edge_index.numpy().T, data.edge_attr.numpy()
+
+    return read
 
 
 def _rdkit(where: str) -> Any:
@@ -453,7 +432,7 @@ def drop_unreadable(folder: Path, out: Path) -> int:
     source = folder / GRAPHS
     rows = csv_rows(source, ("id", "smiles"))
     _, header = next(rows)
-    parse, place = _Parser(show_path(source)), header.index("smiles")
+    parse, place = _smiles_reader(show_path(source)), header.index("smiles")
     found = [row for _, row in rows]
     kept = [row for row in found if not isinstance(parse(row[place].strip()), str)]
     try:

@@ -4,15 +4,19 @@ A relation is known by its kinds and its name. Its edges have a direction; repea
 are one.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
-from flower_fgl.core.schema import Triple, has_name
+from flower_fgl.core.errors import DataError, ErrorCollector, clip, first_of, show_path
+from flower_fgl.core.owner_files import EDGES, GRAPHS, NODES, RELATIONS
+from flower_fgl.core.schema import NAME, Schema, Triple, has_name
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset
 from flower_fgl.datasets.graph_files.archive import Array
@@ -36,7 +40,6 @@ from flower_fgl.datasets.graph_files.csv_tables import (
 )
 from flower_fgl.datasets.graph_files.npz import edge_table, read_masks
 from flower_fgl.datasets.graph_files.own_split import PARTS
-from flower_fgl.datasets.graph_files.relations_csv import Relation, read_typed_names
 from flower_fgl.datasets.graph_files.target_arrays import (
     KNOWN_EDGES,
     read_names,
@@ -51,7 +54,252 @@ from flower_fgl.datasets.transforms.typed import (
     with_edge_table,
 )
 
-__all__ = ["edge_notes", "read_typed_folder"]
+__all__ = ["Relation", "edge_notes", "folder_tables", "read_typed_folder"]
+__all__ += ["read_typed_names"]
+
+
+COLUMNS = ("relation", "source", "target", "file", "private")
+PLAIN = (NODES, EDGES, GRAPHS, "outside.csv")
+"""Tables of graphs with one kind of nodes."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One line of ``relations.csv``; ``file`` is a path in the folder."""
+
+    triple: Triple
+    file: str
+    line: int
+    is_private: bool
+
+
+class TypedNames(NamedTuple):
+    """Kinds and relations of a folder, with widths of 0, and the lines that list these."""
+
+    schema: Schema
+    relations: list[Relation]
+
+
+def folder_tables(folder: Path) -> list[Path]:
+    """Return all tables of a folder of CSV tables, sorted, with those of its subfolders."""
+    found = list(folder.glob("*.csv"))
+    if os.path.exists(folder / RELATIONS):
+        found += [*folder.glob("nodes/*.csv"), *folder.glob("edges/*.csv")]
+    return sorted(found)
+
+
+def read_typed_names(
+    folder: Path,
+    wanted: Wanted,
+    attempt: ErrorCollector,
+    *,
+    is_set: bool = False,
+) -> TypedNames | None:
+    """Read ``relations.csv`` and the headers of the tables.
+
+    Kinds are sorted by name, relations are in the order of their lines. The result is
+    ``None`` if an error was collected: a table is missing or not listed, a name is
+    malformed or given twice, or the kind to predict is not clear. In a set of graphs no
+    kind is predicted.
+    """
+    attempt(_reject_plain, folder, is_set=is_set)
+    kinds = attempt(_tables_in, folder / "nodes", "kind of nodes")
+    listed = attempt(_relations, folder / RELATIONS, kinds) if kinds else None
+    if not kinds or not listed or attempt.problems:
+        return None
+    target: str | None = ""
+    if not is_set:
+        target = attempt(_target_kind, folder, kinds, wanted)
+    if target is None:
+        return None
+    schema = Schema(
+        target,
+        tuple((kind, 0) for kind in kinds),
+        tuple(one.triple for one in listed),
+        frozenset(one.triple for one in listed if one.is_private),
+    )
+    attempt(schema.check, show_path(folder / RELATIONS))
+    attempt(_reject_unlisted, folder, kinds, listed, target)
+    return None if attempt.problems else TypedNames(schema, listed)
+
+
+def _list_kinds(kinds: Sequence[str]) -> str:
+    """Return the first kinds for a message."""
+    return f"Kinds: {first_of([clip(kind) for kind in kinds])}."
+
+
+def _reject_plain(folder: Path, *, is_set: bool) -> None:
+    """Reject tables of graphs with one kind of nodes, which would not be read."""
+    held = [name for name in PLAIN if os.path.exists(folder / name)]
+    held = [name for name in held if not (is_set and name == GRAPHS)]
+    if held:
+        raise DataError(
+            f"{show_path(folder)} has {RELATIONS}, by which it is a typed graph, but also "
+            f"{', '.join(held)}, which would not be read. Remove {RELATIONS} if all nodes "
+            "are alike, else move the tables into nodes/ and edges/."
+        )
+
+
+def _tables_in(folder: Path, item: str) -> list[str]:
+    """Return the names of the tables in a folder, without ``.csv``, sorted."""
+    where = show_path(folder)
+    if not os.path.isdir(folder):
+        raise DataError(
+            f"{where} is missing. A typed graph has one table in {folder.name}/ per "
+            f"{item}. Add it, or remove {RELATIONS} if all nodes are alike."
+        )
+    found = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    if other := [name for name in found if not name.endswith(".csv")]:
+        raise DataError(
+            f"{show_path(folder / other[0])} is no table NAME.csv, and would not be read. "
+            "Export it as CSV, or remove it."
+        )
+    if not found:
+        raise DataError(f"{where} holds no table. Add one per {item}.")
+    return [name.removesuffix(".csv") for name in found]
+
+
+def _relations(path: Path, kinds: Sequence[str]) -> list[Relation]:
+    """Read ``relations.csv``."""
+    rows = csv_rows(path, COLUMNS[:3])
+    _, header = next(rows)
+    if surplus := [column for column in header if column not in COLUMNS]:
+        raise DataError(
+            f"{show_path(path)}: the column {clip(surplus[0])} is not known. Known: "
+            f"{', '.join(COLUMNS)}."
+        )
+    found = [
+        _relation(
+            dict(zip(header, map(str.strip, row), strict=True)),
+            kinds,
+            f"{show_path(path)}, line {line}",
+            line,
+        )
+        for line, row in rows
+    ]
+    if not found:
+        raise DataError(
+            f"{show_path(path)} lists no relation. Add one line per relation, or provide "
+            "nodes.csv and edges.csv if all nodes are alike."
+        )
+    _reject_repeats(found, show_path(path))
+    return found
+
+
+def _relation(
+    cells: Mapping[str, str], kinds: Sequence[str], where: str, line: int
+) -> Relation:
+    """Read one line of ``relations.csv``."""
+    name = cells["relation"]
+    if not NAME.fullmatch(name):
+        raise DataError(
+            f'{where}: "{clip(name)}" is no name of a relation. Use 1 to 64 of the '
+            "characters A-Z a-z 0-9 _ . - and begin with no dot."
+        )
+    for end in (cells["source"], cells["target"]):
+        if end not in kinds:
+            raise DataError(
+                f'{where}: the kind "{clip(end)}" has no table nodes/{clip(end)}.csv. '
+                f"{_list_kinds(kinds)}"
+            )
+    private = cells.get("private", "")
+    if private not in ("", "yes"):
+        raise DataError(
+            f"{where}: private must be yes, or empty for a relation that is told, got "
+            f'"{clip(private)}".'
+        )
+    file = cells.get("file", "") or f"edges/{name}.csv"
+    folder, _, table = file.partition("/")
+    if folder != "edges" or not NAME.fullmatch(table.removesuffix(".csv")):
+        raise DataError(
+            f"{where}: file must name a table in edges/, e.g. edges/{name}.csv, got "
+            f'"{clip(file)}".'
+        )
+    triple = (cells["source"], name, cells["target"])
+    return Relation(triple, file, line, bool(private))
+
+
+def _reject_repeats(found: Sequence[Relation], where: str) -> None:
+    """Reject a relation that is listed twice, and a table of two relations."""
+    first: dict[object, Relation] = {}
+    for one in found:
+        for key in (one.triple, one.file):
+            other = first.setdefault(key, one)
+            if other is one:
+                continue
+            source, name, target = one.triple
+            start = f"{where}, line {one.line}"
+            if other.triple == one.triple:
+                raise DataError(
+                    f"{start}: the relation {source} -{name}-> {target} is already listed "
+                    f"in line {other.line}. Remove one of the lines."
+                )
+            raise DataError(
+                f"{start}: the edges of {source} -{name}-> {target} would be read from "
+                f"{one.file}, as those of line {other.line}. Give each relation a table of "
+                "its own, and name it in a column file."
+            )
+
+
+def _reject_unlisted(
+    folder: Path, kinds: Sequence[str], listed: Sequence[Relation], target: str
+) -> None:
+    """Reject tables that no line of ``relations.csv`` names."""
+    files = {one.file for one in listed}
+    held = _tables_in(folder / "edges", "relation")
+    if other := [name for name in held if f"edges/{name}.csv" not in files]:
+        raise DataError(
+            f"{show_path(folder / 'edges' / other[0])}.csv is not in {RELATIONS}. List it, "
+            "or remove it."
+        )
+    joined = {end for one in listed for end in (one.triple[0], one.triple[2])}
+    alone = [kind for kind in kinds if kind not in joined and kind != target]
+    if alone and target:  # nodes of a set are pooled, with or without edges
+        raise DataError(
+            f"{show_path(folder / 'nodes' / alone[0])}.csv: no line of {RELATIONS} has the "
+            f'kind "{clip(alone[0])}". List a relation of these nodes, or remove the table.'
+        )
+
+
+def _columns_to_predict(path: Path) -> tuple[str, ...]:
+    """Return the columns of a table that hold classes, labels or numbers."""
+    if found := target_columns(path, "").read:
+        return found
+    _, header = next(csv_rows(path, ("id",)))
+    return ("label",) if "label" in header else ()
+
+
+def _target_kind(folder: Path, kinds: Sequence[str], options: Wanted) -> str:
+    """Return the kind of the nodes to predict."""
+    wanted, needs_labels = options.target_node, options.needs_labels
+    held = {k: _columns_to_predict(folder / "nodes" / f"{k}.csv") for k in kinds}
+    labelled = [kind for kind, columns in held.items() if columns]
+    if wanted and wanted not in kinds:
+        raise DataError(
+            f'{show_path(folder)}: target-node = "{clip(wanted)}", but there is no table '
+            f"nodes/{clip(wanted)}.csv. {_list_kinds(kinds)} Correct the setting, or add "
+            "the table."
+        )
+    if wanted and (wanted in labelled or not needs_labels):
+        return wanted
+    if wanted:
+        raise DataError(
+            f'{show_path(folder)}: target-node = "{wanted}", but nodes/{wanted}.csv has no '
+            "column label or target. Add one; its cells may be empty."
+        )
+    if not labelled and needs_labels:
+        raise DataError(
+            f"{show_path(folder)}: no table in nodes/ has a column label or target. Add "
+            "one to the table of the nodes to predict; its cells may be empty."
+        )
+    if len(labelled) > 1 and needs_labels:
+        one, other = labelled[:2]
+        columns = dict.fromkeys((held[one][0], held[other][0]))
+        raise DataError(
+            f"{show_path(folder)}: nodes/{one}.csv and nodes/{other}.csv both have a "
+            f"column {' or '.join(columns)}. Set target-node to the one to predict."
+        )
+    return (labelled or kinds)[0]
 
 
 def read_typed_folder(

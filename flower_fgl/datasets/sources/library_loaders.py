@@ -330,12 +330,8 @@ def _one_hot(attributes: Tensor, kind: str, name: str) -> Tensor:
 
 def _ogb_folder(root: Path, name: str, kind: str) -> Path:
     """Return a dataset's folder; raise an error if it holds another release."""
-    import pandas as pd
-
     ogb, folder = _import_ogb(), root / name.replace("-", "_")
-    listed = Path(str(ogb.__file__)).parent / kind / "master.csv"
-    releases = pd.read_csv(listed, index_col=0, keep_default_na=False)
-    version = releases.loc["version", name]
+    version = _ogb_version(Path(str(ogb.__file__)).parent / kind, name)
     if folder.is_dir() and not (folder / f"RELEASE_v{version}.txt").is_file():
         raise DataError(
             f"{name}: expected RELEASE_v{version}.txt, the marker of the release that "
@@ -390,6 +386,14 @@ def _ogb_surroundings() -> Iterator[None]:
         # OGB wraps read-only arrays of pandas 3 in tensors, and only reads them
         warnings.filterwarnings("ignore", message="The given NumPy array is not wri")
         yield
+
+
+def _ogb_version(package: Path, name: str) -> str:
+    """Return the release of a dataset that a sub-package of ``ogb`` reads."""
+    import pandas as pd
+
+    table = pd.read_csv(package / "master.csv", index_col=0, keep_default_na=False)
+    return str(table.loc["version", name])
 
 
 def _ogb_class_names(folder: Path) -> tuple[str, ...] | None:

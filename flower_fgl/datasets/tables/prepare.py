@@ -5,7 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,14 @@ from flower_fgl.datasets.tables.recipe import (
     read_recipe,
 )
 
-__all__ = ["Content", "prepare_graph", "propose_vocabulary"]
+__all__ = ["prepare_graph", "propose_vocabulary"]
+
+
+WHOLE_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+"""Ids that keep their text as integers."""
+INT64_MAX = np.iinfo(np.int64).max
+Features = Mapping[Place, Mapping[str, Array]]
+"""Features of nodes and edges by place and name, float32 or bool of shape (N,)."""
 
 
 def propose_vocabulary(
@@ -84,7 +91,7 @@ def prepare_graph(
     scratch = scratch_path(output).with_suffix(".npz" if is_archive else "")
     write = write_archive if is_archive else write_folder
     try:
-        write(scratch, Content(recipe, parts, features, hash_encoding(recipe)))
+        write(scratch, recipe, parts, features)
         has_label = any(
             "label" in of.values for place, of in parts.items() if place[0] != "edges"
         )
@@ -119,9 +126,7 @@ def _require_new(output: Path) -> None:
         raise DataError(f"The folder of {show_path(output)} does not exist. Create it.")
 
 
-def _summary(
-    parts: Mapping[Place, Part], features: Mapping[Place, Mapping[str, Array]]
-) -> list[str]:
+def _summary(parts: Mapping[Place, Part], features: Features) -> list[str]:
     """Count graphs, nodes, edges, features, classes and the parts of the split."""
     lines = []
     for place, of in parts.items():
@@ -137,34 +142,20 @@ def _summary(
     return lines
 
 
-WHOLE_ID = re.compile(r"0|[1-9][0-9]{0,18}")
-"""Ids that keep their text as integers."""
-INT64_MAX = np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a graph file holds: graphs of a set, nodes and edges, and their features."""
-
-    recipe: Recipe
-    parts: Mapping[Place, Part]
-    features: Mapping[Place, Mapping[str, Array]]  # by name, float32 or bool, (N,)
-    prepared: str  # hash of recipe and vocabulary
-
-
-def write_folder(folder: Path, content: Content) -> None:
+def write_folder(
+    folder: Path, recipe: Recipe, parts: Mapping[Place, Part], features: Features
+) -> None:
     """Write ``nodes.csv``, ``edges.csv`` and their companions into a new folder.
 
     A typed graph has one table for each kind of nodes and each relation, a set of graphs
     ``graphs.csv``.
     """
     folder.mkdir()
-    recipe = content.recipe
-    for place, of in content.parts.items():
+    for place, of in parts.items():
         columns: dict[str, Any] = {"id": of.ids}
         if place[0] == "edges":
             columns = {
-                key: content.parts[recipe.tables(place)[0].nodes_at(key)].ids[end]
+                key: parts[recipe.tables(place)[0].nodes_at(key)].ids[end]
                 for key, end in zip(KEYS["edges"], of.pairs.T, strict=True)
             }
         if recipe.graphs and place[0] != "graphs":
@@ -172,19 +163,19 @@ def write_folder(folder: Path, content: Content) -> None:
             graph, _ = next(iter(keyed.values()))
             columns = {"graph": graph} | {key: ids for key, (_, ids) in keyed.items()}
         own = {k: of.values[k] for k in OF_GRAPHS if k in of.values}
-        features = {
+        encoded = {
             name: cells.astype(np.int8) if cells.dtype == np.bool_ else cells
-            for name, cells in content.features[place].items()
+            for name, cells in features[place].items()
         }
         path = folder / f"{'/'.join(place)}.csv"
         path.parent.mkdir(exist_ok=True)
-        _write_csv(path, columns | own | features)
+        _write_csv(path, columns | own | encoded)
         if "label" in own and (names := recipe.classes(place)):
             listing = "edge_classes" if place[0] == "edges" else "classes"
             _write_csv(folder / f"{listing}.csv", {"name": names})
     if recipe.is_typed:
         _write_csv(folder / "relations.csv", _relations(recipe))
-    _write_csv(folder / "prepared.csv", {"sha256": [content.prepared]})
+    _write_csv(folder / "prepared.csv", {"sha256": [hash_encoding(recipe)]})
 
 
 def _graph_and_id(keys: Array) -> tuple[list[str], list[str]]:
@@ -211,13 +202,15 @@ def _write_csv(path: Path, columns: Mapping[str, Any]) -> None:
     pd.DataFrame(columns).to_csv(path, index=False, lineterminator="\n")
 
 
-def write_archive(path: Path, content: Content) -> None:
+def write_archive(
+    path: Path, recipe: Recipe, parts: Mapping[Place, Part], features: Features
+) -> None:
     """Write an ``.npz`` file; it has no text ids."""
-    nodes, edges = content.parts.values()
-    classes = [content.recipe.classes(place) for place in content.parts]
+    nodes, edges = parts.values()
+    classes = [recipe.classes(place) for place in parts]
     is_numbered = all(map(WHOLE_ID.fullmatch, nodes.ids))
     is_numbered = is_numbered and max(map(int, nodes.ids)) <= INT64_MAX
-    arrays: dict[str, Any] = {"prepared": np.array(content.prepared)}
+    arrays: dict[str, Any] = {"prepared": np.array(hash_encoding(recipe))}
     order = np.arange(len(nodes.ids))
     if is_numbered:
         numbers = nodes.ids.astype(np.int64)
@@ -234,12 +227,12 @@ def write_archive(path: Path, content: Content) -> None:
     nodes = replace(
         nodes, values={k: cells[order] for k, cells in nodes.values.items()}
     )
-    features, of_edges = content.features.values()
-    arrays["x"] = _matrix(features, len(order))[order]
-    arrays["feature_names"] = np.array([*features], dtype=np.str_)
+    of_nodes, of_edges = features.values()
+    arrays["x"] = _matrix(of_nodes)[order]
+    arrays["feature_names"] = np.array([*of_nodes], dtype=np.str_)
     arrays |= _labels(nodes, classes[0], "y", "")
     if of_edges:
-        arrays["edge_attr"] = _matrix(of_edges, len(edges.pairs))
+        arrays["edge_attr"] = _matrix(of_edges)
         arrays["edge_attr_names"] = np.array([*of_edges], dtype=np.str_)
     if "label" in edges.values:
         arrays |= _labels(edges, classes[1], "edge_label", "edge_")
@@ -249,12 +242,9 @@ def write_archive(path: Path, content: Content) -> None:
         np.savez(file, **arrays)
 
 
-def _matrix(features: Mapping[str, Array], number: int) -> Array:
+def _matrix(features: Mapping[str, Array]) -> Array:
     """Return features as one float32 matrix of shape (N, d)."""
-    matrix = np.empty((number, len(features)), dtype=np.float32)
-    for column, cells in enumerate(features.values()):
-        matrix[:, column] = cells
-    return matrix
+    return np.column_stack([*features.values()]).astype(np.float32, copy=False)
 
 
 def _labels(of: Part, classes: list[str], label: str, prefix: str) -> dict[str, Array]:
