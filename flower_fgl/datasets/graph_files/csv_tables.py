@@ -448,4 +448,5 @@ def _flags(table: Table, column: str) -> Array:
             f'0 or 1 (false or true), got "{clip(cell)}". {_if_features(table)}'
         ),
     )
-    return found == 1.0
+    is_in: Array = found == 1.0
+    return is_in

@@ -288,10 +288,13 @@ def read_texts(
             f"got {texts.dtype} of shape {texts.shape}."
         )
     found: list[str] = texts.tolist()
-    for bad in (text for text in found if not _is_name(text)):
+    for text in found:
+        is_line = bool(text.strip()) and not has_control_characters(text)
+        if is_line and len(text) <= LONGEST_NAME:
+            continue
         raise DataError(
-            f'{where}: {key} holds "{clip(bad)}", expected one line of 1 to {LONGEST_NAME} '
-            "characters for each graph."
+            f'{where}: {key} holds "{clip(text)}", expected one line of 1 to '
+            f"{LONGEST_NAME} characters for each graph."
         )
     if key == "graph_ids" and len(set(found)) < len(found):
         raise DataError(
@@ -299,9 +302,3 @@ def read_texts(
             "graph_keys may repeat."
         )
     return tuple(found)
-
-
-def _is_name(text: str) -> bool:
-    """Return whether text is one line of 1 to 300 characters."""
-    is_line = bool(text.strip()) and not has_control_characters(text)
-    return is_line and len(text) <= LONGEST_NAME

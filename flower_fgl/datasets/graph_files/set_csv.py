@@ -235,12 +235,13 @@ def _typed_graphs(
     names = read_typed_names(folder, Wanted(), attempt, is_set=True)
     if names is None:
         return {}
+    schema, listed = names
     nodes = {
         kind: attempt(_read_nodes, folder / "nodes" / f"{kind}.csv", index, attempt)
-        for kind in names.schema.node_types
+        for kind in schema.node_types
     }
     relations = {}
-    for one in names.relations:
+    for one in listed:
         source, target = nodes[one.triple[0]], nodes[one.triple[2]]
         if source is None or target is None:
             continue
@@ -261,11 +262,11 @@ def _typed_graphs(
         },
         relations,
         {kind: torch.from_numpy(one.graph) for kind, one in held.items()},
-        names.schema.private,
+        schema.private,
     )
     arrays: dict[str, Array | None] = graph_arrays(union.graph({}))
     return arrays | {
-        **schema_arrays(replace(union.schema or names.schema, target="")),
+        **schema_arrays(replace(union.schema or schema, target="")),
         "graph_of_node": batch.numpy(),
         "feature_names": np.array(union.feature_names, dtype=np.str_),
     }

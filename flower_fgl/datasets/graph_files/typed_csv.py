@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,13 +72,6 @@ class Relation:
     is_private: bool
 
 
-class TypedNames(NamedTuple):
-    """Kinds and relations of a folder, with widths of 0, and the lines that list these."""
-
-    schema: Schema
-    relations: list[Relation]
-
-
 def folder_tables(folder: Path) -> list[Path]:
     """Return all tables of a folder of CSV tables, sorted, with those of its subfolders."""
     found = list(folder.glob("*.csv"))
@@ -94,8 +86,8 @@ def read_typed_names(
     attempt: ErrorCollector,
     *,
     is_set: bool = False,
-) -> TypedNames | None:
-    """Read ``relations.csv`` and the headers of the tables.
+) -> tuple[Schema, list[Relation]] | None:
+    """Read ``relations.csv`` and the headers of the tables; widths are 0.
 
     Kinds are sorted by name, relations are in the order of their lines. The result is
     ``None`` if an error was collected: a table is missing or not listed, a name is
@@ -120,7 +112,7 @@ def read_typed_names(
     )
     attempt(schema.check, show_path(folder / RELATIONS))
     attempt(_reject_unlisted, folder, kinds, listed, target)
-    return None if attempt.problems else TypedNames(schema, listed)
+    return None if attempt.problems else (schema, listed)
 
 
 def _list_kinds(kinds: Sequence[str]) -> str:

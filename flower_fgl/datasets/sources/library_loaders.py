@@ -23,6 +23,7 @@ from flower_fgl.core.settings import NUMBER_DATASETS, TARGETS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.archive import Array, read_arrays
+from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.sources.raw_readers import Raw, read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
@@ -35,7 +36,6 @@ from flower_fgl.nn.sparse import quiet_csr
 __all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"]
 
 
-SPLITS = ("train", "val", "test")
 OGB_PARTS = {"train": "train", "val": "valid", "test": "test"}
 """Parts of a split, and their names at OGB."""
 
@@ -49,7 +49,7 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> Raw:
     make = getattr(_import_quietly("torch_geometric.datasets"), loader)
     with quiet_csr():  # also removes a warning filter that Planetoid leaves behind
         data = make(str(root), pre_transform=_finish, **settings)[0]
-    held = {s: data[f"{s}_mask"] for s in SPLITS if f"{s}_mask" in data}
+    held = {s: data[f"{s}_mask"] for s in PARTS if f"{s}_mask" in data}
     first = {s: m if m.dim() == 1 else m[:, 0] for s, m in held.items()}
     return Raw.of(
         data.x,
@@ -72,7 +72,7 @@ def filtered_nodes(root: Path, *, name: str) -> Raw:
         loader = _import_quietly("torch_geometric.datasets").HeterophilousGraphDataset
         download = _import_quietly("torch_geometric.data").download_url
         download(f"{loader.url}/{name}.npz", str(path.parent), log=False)
-    keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in SPLITS))
+    keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in PARTS))
     arrays = read_arrays(path, keys)
     x, y, edges, *masks = (torch.from_numpy(arrays[key]) for key in keys)
     return Raw.of(
@@ -80,9 +80,7 @@ def filtered_nodes(root: Path, *, name: str) -> Raw:
         undirected_simple(edges.T.to(torch.int64).contiguous(), len(y)),
         y.to(torch.int64),
         entries=len(edges),
-        masks={
-            s: mask[0].to(torch.bool) for s, mask in zip(SPLITS, masks, strict=True)
-        },
+        masks={s: mask[0].to(torch.bool) for s, mask in zip(PARTS, masks, strict=True)},
     )
 
 

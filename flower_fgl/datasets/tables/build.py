@@ -4,7 +4,7 @@ In a set of graphs the key of a node is ``GRAPH:ID``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,6 @@ class _Rows:
     columns: dict[str, Column]
     values: dict[str, Array]
 
-    def place(self, row: int) -> str:
-        """Name a row for a message."""
-        return f"{self.name}, row {int(self.rows[row]):,}"
-
 
 def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
     """Read graphs, nodes, then edges, from an owner's tables; of typed graphs each kind.
@@ -116,8 +112,13 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
         columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
         lines = [f"{rows.name}: {len(rows.rows):,} {items_of(place)}" for rows in edges]
         none = np.zeros(len(pairs), dtype=np.bool_)
-        part = Part(np.empty(0), pairs, columns, values, none, lines)
-        found[place] = _sorted_by_time(part)
+        time = values.get("time")  # in a graph file they ascend
+        if time is not None and (time[1:] < time[:-1]).any():
+            order = np.argsort(time, kind="stable")
+            pairs = pairs[order]
+            values = {name: cells[order] for name, cells in values.items()}
+            lines.append("The edges were sorted by time.")
+        found[place] = Part(np.empty(0), pairs, columns, values, none, lines)
     return found
 
 
@@ -314,8 +315,9 @@ def _unknown_end(
         bad = listed.get_indexer(rows.keys[key]) < 0
         wrong[id(rows)] = wrong.get(id(rows), np.zeros_like(bad)) | bad
         if not first and bad.any():
-            first = f"{rows.place(int(bad.argmax()))}, {key}"
-            name = rows.keys[key][int(bad.argmax())]
+            row = int(bad.argmax())
+            first = f"{rows.name}, row {int(rows.rows[row]):,}, {key}"
+            name = rows.keys[key][row]
     number = sum(int(bad.sum()) for bad in wrong.values())
     return DataError(
         f'{first}: "{clip(name)}" has no row in the tables of {items} ({number:,} such '
@@ -344,20 +346,6 @@ def _stack(
                 )
             whole[place], is_filled[place] = cells, True
     return columns, values
-
-
-def _sorted_by_time(edges: Part) -> Part:
-    """Sort edges by time, as a graph file demands."""
-    time = edges.values.get("time")
-    if time is None or not (time[1:] < time[:-1]).any():
-        return edges
-    order = np.argsort(time, kind="stable")
-    edges.lines.append("The edges were sorted by time.")
-    return replace(
-        edges,
-        pairs=edges.pairs[order],
-        values={name: cells[order] for name, cells in edges.values.items()},
-    )
 
 
 def encode_part(recipe: Recipe, place: Place, of: Part) -> dict[str, Array]:

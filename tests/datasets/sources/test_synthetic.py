@@ -107,8 +107,8 @@ def test_a_graph_of_the_size_of_ogbn_arxiv_gets_all_its_edges():
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"num_nodes": 10, "mean_degree": 8.0}, "inside a class"),
-        ({"num_nodes": 10, "mean_degree": 8.0, "homophily": 0.0}, "between classes"),
+        ({"nodes": 10, "degree": 8.0}, "inside a class"),
+        ({"nodes": 10, "degree": 8.0, "homophily": 0.0}, "between classes"),
     ],
 )
 def test_a_graph_too_dense_to_draw_is_rejected(changes, kind):
@@ -119,11 +119,11 @@ def test_a_graph_too_dense_to_draw_is_rejected(changes, kind):
 
 
 @given(
-    num_nodes=st.integers(2, 60),
-    num_classes=st.integers(2, 6),
+    nodes=st.integers(2, 60),
+    classes=st.integers(2, 6),
     homophily=st.floats(0, 1),
-    mean_degree=st.floats(0, 6),
-    num_blocks=st.integers(1, 80),
+    degree=st.floats(0, 6),
+    blocks=st.integers(1, 80),
     block_skew=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
@@ -134,7 +134,7 @@ def test_any_settings_give_the_specified_graph_or_one_error(**values):
     except ConfigError:
         return
     validate_node_dataset(dataset)
-    wanted = round(values["num_nodes"] * values["mean_degree"] / 2)
+    wanted = round(values["nodes"] * values["degree"] / 2)
     assert dataset.edge_index.shape == (2, 2 * wanted)
     row, col = dataset.edge_index
     same = int((dataset.y[row] == dataset.y[col]).sum())
