@@ -295,7 +295,14 @@ def _read_header(
     match = HEADER.fullmatch(text) if len(text) == length else None
     if match is None or None in match.groups():
         raise _no_plain_array(name, text, where)
-    dtype = _dtype(match["descr"], name, where)
+    try:
+        dtype = np.dtype(match["descr"])
+    except (TypeError, ValueError) as error:
+        raise _broken(where, f"{name} has the unknown type {match['descr']}") from error
+    if dtype.kind == "O":
+        raise _no_plain_array(name, text, where)
+    if dtype.kind not in PLAIN or not dtype.itemsize:
+        raise _broken(where, f"{name} holds neither numbers nor text, but {dtype}")
     axes = tuple(int(axis) for axis in match["shape"].split(",") if axis.strip())
     if len(axes) > MOST_AXES or max(axes, default=0) > LARGEST_AXIS:
         raise _broken(where, f"{name} has the shape {axes}")
@@ -311,19 +318,6 @@ def _no_plain_array(name: str, header: str, where: str) -> DataError:
             "reading them can run any code. Save only numbers and text, with numpy.savez."
         )
     return _broken(where, f"the header of {name} describes no plain array: {header}")
-
-
-def _dtype(descr: str, name: str, where: str) -> np.dtype[Any]:
-    """Return a dtype of numbers or text."""
-    try:
-        dtype = np.dtype(descr)
-    except (TypeError, ValueError) as error:
-        raise _broken(where, f"{name} has the unknown type {descr}") from error
-    if dtype.kind == "O":
-        raise _no_plain_array(name, f"'descr': '{descr}'", where)
-    if dtype.kind not in PLAIN or not dtype.itemsize:
-        raise _broken(where, f"{name} holds neither numbers nor text, but {descr}")
-    return dtype
 
 
 def _check_values(raw: Array, array: Array, name: str, where: str) -> None:

@@ -46,6 +46,7 @@ __all__ = [
     "csv_cells",
     "csv_rows",
     "read_columns",
+    "read_finite",
     "read_number",
     "read_table",
     "target_columns",
@@ -309,6 +310,12 @@ def read_number(cell: str) -> float | None:
         return BOOLEANS.get(text)
 
 
+def read_finite(cell: str) -> float | None:
+    """Return a cell as a finite number, ``None`` if it is none."""
+    value = read_number(cell)
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _append_block(table: Table, values: array[float]) -> None:
     """Convert numbers to float32; note values that are not finite there."""
     if not table.feature_names:
@@ -512,12 +519,8 @@ def _values(table: Table, column: str, *, are_labels: bool) -> Array:
     what = "0 or 1" if are_labels else "a finite number"
 
     def read(cell: str) -> float | None:
-        if not cell:
-            return math.nan
-        value = read_number(cell)
-        if are_labels:
-            return value if value in (0.0, 1.0) else None
-        return value if value is not None and math.isfinite(value) else None
+        value = read_finite(cell) if cell else math.nan
+        return None if are_labels and cell and value not in (0.0, 1.0) else value
 
     return table.numbers(
         column,

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import math
 import os
 from array import array
 from collections import Counter
@@ -30,6 +29,7 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     csv_cells,
     csv_rows,
     read_columns,
+    read_finite,
     read_number,
     read_table,
     target_columns,
@@ -324,10 +324,6 @@ def _known_edges(table: Table, several: Sequence[str]) -> Array:
 def _times(table: Table) -> Array:
     """Return the times of edges, shape (M,); reject those that are missing or go back."""
 
-    def read(cell: str) -> float | None:
-        value = read_number(cell)
-        return value if value is not None and math.isfinite(value) else None
-
     def fault(cell: str) -> str:
         got = f'"{clip(cell)}"' if cell else "an empty cell"
         return (
@@ -336,7 +332,7 @@ def _times(table: Table) -> Array:
             '"time" with format = "iso".'
         )
 
-    times = table.numbers("time", read, fault).astype(np.float64)
+    times = table.numbers("time", read_finite, fault).astype(np.float64)
     if len(back := (np.diff(times) < 0).nonzero()[0]):
         row = int(back[0])
         raise DataError(

@@ -153,7 +153,7 @@ def validate_node_dataset(
     attempt(_check_labels, dataset.y, dataset.target.width, name, lowest=-1)
     attempt(_check_edges, dataset.edge_index, num_nodes, name)
     shapes = [
-        attempt(_check_mask, mask, member, num_nodes, name)
+        attempt(_check_mask, f"{mask}_mask", member, num_nodes, name)
         for mask, member in dataset.masks.items()
     ]
     if None not in shapes:
@@ -167,31 +167,27 @@ def validate_node_dataset(
 
 
 def _check_mask(
-    mask: str, member: Tensor, number: int, name: str, item: str = "node"
+    key: str, mask: Tensor, number: int, name: str, item: str = "node"
 ) -> bool:
-    """Check dtype and shape of a mask; return ``True``."""
-    if member.dtype != torch.bool or member.shape != (number,):
-        raise DataError(f"{name}: {_mask_fault(member, f'{mask}_mask', number, item)}")
-    return True
-
-
-def _mask_fault(mask: Tensor, key: str, number: int, item: str = "node") -> str:
-    """Say what an array is that should be a mask, and how to convert it."""
-    text = (
-        f"{key} must be bool of shape ({number},), got {str(mask.dtype)[6:]} of shape "
-        f"{tuple(mask.shape)}."
-    )
+    """Check dtype and shape of a mask; return ``True``, or say how to convert it."""
+    if mask.dtype == torch.bool and mask.shape == (number,):
+        return True
     is_whole = not mask.is_floating_point() and not mask.is_complex()
     if mask.dtype == torch.bool:
-        return f"{text} It needs one value for each {item}."
-    if mask.shape == (number,) and bool(((mask == 0) | (mask == 1)).all()):
-        return f"{text} Its values are 0 and 1: convert it, {key} = {key} != 0."
-    if is_whole and mask.dim() == 1 and bool(((mask >= 0) & (mask < number)).all()):
-        return (
-            f"{text} It seems to list the numbers of {item}s. Convert it: mask = "
+        remedy = f"It needs one value for each {item}."
+    elif mask.shape == (number,) and bool(((mask == 0) | (mask == 1)).all()):
+        remedy = f"Its values are 0 and 1: convert it, {key} = {key} != 0."
+    elif is_whole and mask.dim() == 1 and bool(((mask >= 0) & (mask < number)).all()):
+        remedy = (
+            f"It seems to list the numbers of {item}s. Convert it: mask = "
             f"numpy.zeros({number}, dtype=bool); mask[{key}] = True."
         )
-    return f"{text} Save True or False for each {item}."
+    else:
+        remedy = f"Save True or False for each {item}."
+    raise DataError(
+        f"{name}: {key} must be bool of shape ({number},), got {str(mask.dtype)[6:]} of "
+        f"shape {tuple(mask.shape)}. {remedy}"
+    )
 
 
 def _check_disjoint(masks: Mapping[str, Tensor], name: str, item: str = "node") -> None:
@@ -219,7 +215,7 @@ def validate_graph_dataset(
     _check_labels(dataset.y, dataset.target.width, name, lowest=lowest)
     _check_edges(dataset.edge_index, batch.numel(), name)
     for mask, member in dataset.masks.items():
-        _check_mask(mask, member, dataset.num_graphs, name, "graph")
+        _check_mask(f"{mask}_mask", member, dataset.num_graphs, name, "graph")
     _check_disjoint(dataset.masks, name, "graph")
     is_ascending = batch.numel() == 0 or bool((batch.diff() >= 0).all())
     out_of_range = bool(((batch < 0) | (batch >= dataset.num_graphs)).any())
@@ -249,14 +245,13 @@ def validate_edges(table: EdgeTable, name: str) -> None:
     """Check the classes, features, times and split of edges whose ends were checked."""
     num_edges = table.pairs.shape[1]
     parts = {"edge_label": table.y}
-    parts |= {f"edge_{part}_mask": mask for part, mask in table.masks.items()}
     if table.time is not None:
         parts["edge_time"] = table.time
     for key, tensor in parts.items():
-        if key.endswith("_mask") and tensor.dtype != torch.bool:
-            raise DataError(f"{name}: {_mask_fault(tensor, key, num_edges, 'edge')}")
         if tensor.dim() != 1 or len(tensor) != num_edges:
             raise DataError(_edge_shape(tensor, key, num_edges, name))
+    for part, mask in table.masks.items():
+        _check_mask(f"edge_{part}_mask", mask, num_edges, name, "edge")
     _check_labels(table.y, table.target.width, f"{name}, edges", lowest=-1)
     check_edge_features(table.x, num_edges, name)
     if table.time is not None and not bool(table.time.isfinite().all()):

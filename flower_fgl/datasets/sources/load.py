@@ -115,27 +115,16 @@ def load(
     target: str = "",
     kind: TargetKind = CLASSES,
 ) -> NodeDataset | GraphDataset:
-    """Load a complete dataset, undirected and simple.
+    """Load a complete dataset, undirected and simple, by its name in :func:`find_source`.
 
     Features are float32; they are sparse CSR if there are at least 64 columns and less
-    than 15 % of the entries are non-zero. A ConfigError says that the name or the target
-    is unknown; a DataError that the files are missing or damaged, or differ from the
-    published dataset.
-
-    Parameters
-    ----------
-    name : str
-        Name as in :func:`find_source`; ``synthetic`` uses its default settings.
-    data_dir, cache_dir : Path or None, Path
-        Data folder, only read; folder for downloads and processed files.
-    allow_download, check : bool
-        Whether to download a dataset that is not on disk, and whether it must match its
-        published statistics; tests with reduced files disable that.
-    target : str
-        Target of a dataset with several, or ``all``, see ``core/settings.py``; empty: the
-        first, for a run that does not read classes.
-    kind : {"classes", "labels", "numbers"}
-        What ``y`` of another package's dataset holds.
+    than 15 % of the entries are non-zero. ``data_dir`` is only read, ``cache_dir`` is for
+    downloads and processed files. Tests with reduced files ``check`` no statistics.
+    ``target`` is that of a dataset with several, or ``all``, see ``core/settings.py``; by
+    default the first, for a run that does not read classes. ``kind`` is what ``y`` of
+    another package's dataset holds. A ConfigError says that the name or the target is
+    unknown; a DataError that the files are missing or damaged, or differ from the published
+    dataset.
     """
     source = find_source(name)
     if source.loader:

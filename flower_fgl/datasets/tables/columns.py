@@ -1,15 +1,7 @@
 """Cells of a table as numbers or text, columns as features, and the vocabulary.
 
-All parties share the vocabulary, which holds categories, and scales of numbers::
-
-    [nodes.numbers]                                   # of the logarithm with log = true
-    balance = {mean = 1.2, std = 0.8, median = 1.0}
-    [nodes.categories]
-    country = ["AT", "DE"]
-    [edges.numbers]
-    …
-
-In a typed graph the kind of nodes or the relation follows: ``[nodes.card.numbers]``.
+All parties share the vocabulary, which holds categories, and scales of numbers, see
+docs/prepare.md.
 """
 
 import functools
