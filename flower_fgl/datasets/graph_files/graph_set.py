@@ -234,12 +234,9 @@ def set_dataset(
 ) -> GraphDataset | None:
     """Build the graphs from their arrays, and validate them."""
     inputs = {key: arrays[key] for key in (*INPUTS, *TYPES) if key in arrays}
-    shape = inputs["x"].shape if "x" in inputs else (len(graph_of_node), 0)
-    has_features = "x_data" in inputs or shape[1:] != (0,)
-    is_typed = not {*TYPES}.isdisjoint(inputs)
-    if not has_features:  # one column takes their place while the edges are checked
-        width = 0 if is_typed else 1
-        inputs["x"] = np.zeros((shape[0], width), dtype=np.float32)
+    x = inputs.get("x", np.empty((len(graph_of_node), 0)))
+    if "x_data" not in inputs and x.shape[1:] == (0,):
+        inputs["x"] = x.astype(np.float32)
     if not {"edges", "edge_index"} & inputs.keys():
         raise DataError(
             f"{where}: edges are missing. Add edges of shape (M, 2), with M = 0 if no "
@@ -257,14 +254,14 @@ def set_dataset(
         )
     masks = read_masks(arrays, where, PARTS) if has_masks else {}
     dataset = GraphDataset.of(
-        union if has_features else replace(union, x=union.x[:, :0]),
+        union,
         torch.from_numpy(graph_of_node),
         values.y,
         values.target,
         masks=masks,
         targets=values.targets,
     )
-    if has_features:
+    if dataset.num_features:
         names = read_feature_names(arrays, dataset.num_features, where)
         dataset = replace(dataset, feature_names=names)
     # the message names the file, not the stem that is the name of the dataset

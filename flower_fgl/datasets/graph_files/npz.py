@@ -179,7 +179,7 @@ def try_node_dataset(
     ``has_labels``, ``y`` is not read and every label is -1. The result is ``None`` if an
     error was collected. If it ``is_set``, it is the union of all graphs of a set.
     """
-    x = attempt(_features, arrays, where)
+    x = attempt(_features, arrays, where, is_set=is_set)
     if x is None:
         if has_labels:
             attempt(integers, arrays, "y", where)
@@ -334,8 +334,8 @@ def check_labels(
         raise DataError(f"{where}, {label} and {prefix}class_names: {doubt}")
 
 
-def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
-    """Return the features as float32, strided or sparse CSR."""
+def _features(arrays: Mapping[str, Array], where: str, *, is_set: bool) -> Tensor:
+    """Return the features as float32, strided or sparse CSR; a set may have none."""
     sparse = [key for key in SPARSE_KEYS if key in arrays]
     if ("x" in arrays) == bool(sparse):
         raise DataError(
@@ -353,7 +353,7 @@ def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
         matrix = _csr_matrix(arrays, where)
         check_whole_numbers(values, f"{where}: x_data", names, arrays["x_indices"])
         return csr_tensor(matrix)
-    is_empty = 0 in values.shape[: 1 if "node_types" in arrays else 2]
+    is_empty = 0 in values.shape[: 1 if is_set or "node_types" in arrays else 2]
     if values.ndim != 2 or is_empty:
         raise DataError(
             f"{where}: x must be (nodes, features), neither of them 0, got shape "
