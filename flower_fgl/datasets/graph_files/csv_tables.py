@@ -90,16 +90,11 @@ def read_csv_folder(
     collected are missing in the result.
     """
     path = folder / NODES
-    if not attempt(holds_one_graph, path):
-        return {}
-    columns = attempt(target_columns, path, wanted.kind_of_nodes)
-    if columns is None:
-        return {}
+    reject_set(path)
+    columns = target_columns(path, wanted.kind_of_nodes)
     needs_label = wanted.needs_labels and not columns.read
     required = ("id", "label") if needs_label else ("id",)
-    nodes = attempt(read_table, path, required, (*TEXT_COLUMNS, *columns.held))
-    if nodes is None:
-        return {}
+    nodes = read_table(path, required, (*TEXT_COLUMNS, *columns.held))
     index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if wanted.needs_labels:
@@ -143,13 +138,13 @@ def read_predicted(
     return (found or {}) | (attempt(_read_masks, table) or {})
 
 
-def holds_one_graph(path: Path) -> bool:
-    """Return ``True``; reject the nodes of a set without the table of its graphs."""
+def reject_set(path: Path) -> None:
+    """Reject the nodes of a set without the table of its graphs."""
     rows = csv_rows(path, ("graph", "id"))
     try:
         next(rows)
     except DataError:  # without these columns it is none, or the reader names the error
-        return True
+        return
     rows.close()
     raise DataError(
         f"{show_path(path)} has a column graph, but graphs.csv is missing. Provide it with "

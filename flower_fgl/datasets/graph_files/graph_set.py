@@ -23,7 +23,7 @@ from flower_fgl.core.owner_files import GRAPHS, NODES
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.csv_rows import Wanted
-from flower_fgl.datasets.graph_files.csv_tables import holds_one_graph
+from flower_fgl.datasets.graph_files.csv_tables import reject_set
 from flower_fgl.datasets.graph_files.graph_file import (
     KNOWN,
     NO_CLASSES,
@@ -134,14 +134,8 @@ def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> OwnedSet | Non
     attempt(check_graphs, graph_of_node, ids, where)
     if values is None or attempt.problems:
         return None
-    dataset = attempt(
-        set_dataset,
-        arrays,
-        graph_of_node,
-        values,
-        where,
-        attempt,
-        has_masks=needs_labels,
+    dataset = set_dataset(
+        arrays, graph_of_node, values, where, attempt, has_masks=needs_labels
     )
     if dataset is None or attempt.problems:
         return None
@@ -165,8 +159,9 @@ def _read(path: Path, attempt: ErrorCollector, wanted: Wanted) -> dict[str, Arra
     if os.path.isdir(path):
         if os.path.exists(path / GRAPHS):
             return read_set_folder(path, wanted, attempt)
-        if not (path / NODES).is_file() or holds_one_graph(path / NODES):
-            raise _one_graph(where)
+        if (path / NODES).is_file():
+            reject_set(path / NODES)
+        raise _one_graph(where)
     arrays = read_arrays(path, KNOWN, GRAPH_KEYS)
     if "graph_of_node" not in arrays:
         raise _one_graph(where)

@@ -62,20 +62,24 @@ def read_set_folder(
     the tables were read. Arrays with an error that was collected are missing.
     """
     path = folder / GRAPHS
-    columns = attempt(target_columns, path, wanted.kind_of_nodes)
-    if columns is None:
-        return {}
+    columns = target_columns(path, wanted.kind_of_nodes)
     text = (*GRAPH_COLUMNS, *columns.held)
-    graphs = attempt(
-        read_table, path, ("id",), text, items="graphs", needs_features=False
-    )
-    if graphs is None:
-        return {}
+    graphs = read_table(path, ("id",), text, items="graphs", needs_features=False)
     check_number(len(graphs.lines), graphs.where)  # before other tables fill the memory
-    attempt(_reject_features, graphs)
+    if graphs.feature_names:
+        attempt.add(
+            f'{graphs.where}: column "{clip(graphs.feature_names[0])}" is not known. '
+            f"Features belong into nodes.csv. Known: {', '.join(GRAPH_COLUMNS)}, "
+            "label:NAME, target and target:NAME."
+        )
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
-    if wanted.needs_labels and attempt(_has_label, graphs, columns.read):
+    if wanted.needs_labels and not columns.read and not graphs.text["label"]:
+        attempt.add(
+            f"{graphs.where} has no column label (the class of each graph), label:NAME or "
+            "target. Add one; its cells may be empty."
+        )
+    elif wanted.needs_labels:
         arrays |= read_predicted(graphs, columns.read, "graph", folder, attempt)
     ids = graphs.text["id"]
     arrays["graph_ids"] = np.array(ids, dtype=np.str_)
@@ -100,26 +104,6 @@ def check_number(number: int, where: str) -> None:
             f"{where} holds {number:,} graphs, the limit is {MOST_GRAPHS:,}. Split the "
             "file, or leave some out."
         )
-
-
-def _reject_features(graphs: Table) -> None:
-    """Reject columns of ``graphs.csv`` that would not be read."""
-    if graphs.feature_names:
-        raise DataError(
-            f'{graphs.where}: column "{clip(graphs.feature_names[0])}" is not known. '
-            f"Features belong into nodes.csv. Known: {', '.join(GRAPH_COLUMNS)}, "
-            "label:NAME, target and target:NAME."
-        )
-
-
-def _has_label(graphs: Table, several: Sequence[str]) -> bool:
-    """Return ``True``; reject a table without a column of what is predicted."""
-    if not several and not graphs.text["label"]:
-        raise DataError(
-            f"{graphs.where} has no column label (the class of each graph), label:NAME or "
-            "target. Add one; its cells may be empty."
-        )
-    return True
 
 
 def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:

@@ -94,16 +94,10 @@ def read_typed_names(
     malformed or given twice, or the kind to predict is not clear. In a set of graphs no
     kind is predicted.
     """
-    attempt(_reject_plain, folder, is_set=is_set)
-    kinds = attempt(_tables_in, folder / "nodes", "kind of nodes")
-    listed = attempt(_relations, folder / RELATIONS, kinds) if kinds else None
-    if not kinds or not listed or attempt.problems:
-        return None
-    target: str | None = ""
-    if not is_set:
-        target = attempt(_target_kind, folder, kinds, wanted)
-    if target is None:
-        return None
+    _reject_plain(folder, is_set=is_set)
+    kinds = _tables_in(folder / "nodes", "kind of nodes")
+    listed = _relations(folder / RELATIONS, kinds)
+    target = "" if is_set else _target_kind(folder, kinds, wanted)
     schema = Schema(
         target,
         tuple((kind, 0) for kind in kinds),
@@ -347,23 +341,15 @@ def read_typed_folder(
     prepared = attempt(read_prepared_cell, folder) or {}
     if attempt.problems or labels is None:
         return None
-    dataset = attempt(
-        typed_dataset,
-        folder.name,
-        {
-            kind: NodeTable(torch.from_numpy(x), tuple(tables[kind].feature_names))
-            for kind, x in features.items()
-            if x is not None
-        },
-        edges,
-        schema.target,
-        labels,
-        schema.private,
+    node_tables = {
+        kind: NodeTable(torch.from_numpy(x), tuple(tables[kind].feature_names))
+        for kind, x in features.items()
+        if x is not None
+    }
+    dataset = typed_dataset(
+        folder.name, node_tables, edges, schema.target, labels, schema.private
     )
-    if dataset is not None:
-        attempt(check_feature_names, dataset.feature_names, show_path(folder))
-    if dataset is None or attempt.problems:
-        return None
+    check_feature_names(dataset.feature_names, show_path(folder))
     if described is not None and predicted is not None:
         dataset = with_edge_table(dataset, described, predicted)
     ids_of_all = [name for table in tables.values() for name in table.text["id"]]
