@@ -16,7 +16,7 @@ from flower_fgl.core.held_kind import BROKEN_ARCHIVE
 from flower_fgl.core.owner_files import GRAPHS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.csv_rows import csv_rows
+from flower_fgl.datasets.graph_files.csv_rows import csv_cells
 from flower_fgl.datasets.graph_files.graph_file import (
     LocalGraphFile,
     edges_to_score,
@@ -148,11 +148,8 @@ def table_cells(
 
     Without ``more`` the table has no other columns.
     """
-    rows = csv_rows(Path(os.path.expanduser(path)), columns, more=more)
-    _, header = next(rows)
-    places = [header.index(name) for name in columns]
-    for line, row in rows:
-        yield f"{show_path(path)}, line {line}", [row[k].strip() for k in places]
+    for line, cells in csv_cells(Path(os.path.expanduser(path)), columns, more=more):
+        yield f"{show_path(path)}, line {line}", cells
 
 
 def _is_set(path: Path) -> bool:
