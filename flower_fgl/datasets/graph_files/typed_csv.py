@@ -247,11 +247,11 @@ def _reject_unlisted(
         )
 
 
-def _columns_to_predict(path: Path) -> tuple[str, ...]:
+def _columns_to_predict(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
     """Return the columns of a table that hold classes, labels or numbers."""
-    if found := target_columns(path, "").read:
+    if found := target_columns(path, "", of_edges=of_edges).read:
         return found
-    _, header = next(csv_rows(path, ("id",)))
+    _, header = next(csv_rows(path, () if of_edges else ("id",)))
     return ("label",) if "label" in header else ()
 
 
@@ -363,15 +363,14 @@ def _predicted(
     folder: Path, listed: Sequence[Relation], wanted: Wanted
 ) -> Triple | None:
     """Return the relation whose edges have labels, or are to be scored."""
-    found = []
-    for one in listed:
-        path = folder / one.file
-        _, header = next(csv_rows(path, ()), (0, []))
-        several = target_columns(path, "", of_edges=True).read
-        is_labelled = "label" in header or bool(several)
-        is_wanted = has_name(one.triple, wanted.target_relation)
-        if is_wanted and (is_labelled or wanted.scores_edges):
-            found.append(one.triple)
+    found = [
+        one.triple
+        for one in listed
+        if (
+            _columns_to_predict(folder / one.file, of_edges=True) or wanted.scores_edges
+        )
+        and has_name(one.triple, wanted.target_relation)
+    ]
     return found[0] if len(found) == 1 else None
 
 

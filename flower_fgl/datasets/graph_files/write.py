@@ -62,7 +62,7 @@ def client_arrays(client: ClientGraph) -> dict[str, Any]:
             arrays["outside_ids"] = client.outside.ids.numpy()
     arrays |= _feature_arrays(client)
     if client.edges is not None:
-        arrays |= _among_all(_edge_arrays(client.edges), client)
+        arrays |= _edge_arrays(client.edges, client)
     arrays |= schema_arrays(client.schema)
     for i, graph in enumerate(client.evaluation):
         arrays |= graph_arrays(graph, f"evaluation_{i}_")
@@ -141,8 +141,11 @@ def _feature_arrays(client: ClientGraph) -> dict[str, Any]:
     return arrays
 
 
-def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
-    """Return the arrays of edges with classes; ``edge_index`` then lists these edges."""
+def _edge_arrays(edges: EdgeTable, client: ClientGraph) -> dict[str, Any]:
+    """Return the arrays of edges with classes; ``edge_index`` then lists these edges.
+
+    In a typed graph those of the other relations come first.
+    """
     arrays = {
         "edge_index": edges.pairs.numpy(),
         **_declared(edges.target, edges.y, edges.targets, item="edge"),
@@ -151,11 +154,7 @@ def _edge_arrays(edges: EdgeTable) -> dict[str, Any]:
     }
     if edges.time is not None:
         arrays["edge_time"] = edges.time.numpy()
-    return arrays | {f"edge_{n}_mask": mask.numpy() for n, mask in edges.masks.items()}
-
-
-def _among_all(arrays: dict[str, Any], client: ClientGraph) -> dict[str, Any]:
-    """Put the edges of the other relations of a typed graph before those predicted."""
+    arrays |= {f"edge_{name}_mask": mask.numpy() for name, mask in edges.masks.items()}
     schema, messages = client.schema, client.graph.messages
     if schema is None or messages is None:
         return arrays
