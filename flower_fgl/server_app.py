@@ -15,14 +15,14 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_fgl.core.atomic import hold
-from flower_fgl.core.checks.training import num_sampled
+from flower_fgl.core.checks.rules import num_sampled
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.connection_watch import (
     prefer_stop,
     runtime_address,
     watch_connection,
 )
-from flower_fgl.core.errors import ConfigError, FglError, RunError
+from flower_fgl.core.errors import ConfigError, FglError, RunError, refuse
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.held_kind import AUTO
 from flower_fgl.core.options import Scalar, kebab
@@ -96,18 +96,19 @@ def run_server(
     hosts_many = config.clients_per_node > 1 and engine != "local"
     if hosts_many:
         grid = _host_clients(grid, config, engine)
-    if config.stacked == "true" and engine != "local" and not hosts_many:
-        raise ConfigError(
+    refuse(
+        {
             "stacked = true trains the clients of one process together, but here every "
             f"client has its own process (engine {engine}). Use --engine local, or "
-            'clients-per-node, or stacked = "auto".'
-        )
-    if config.keep_client_models and (engine == "deployment" or not config.run_dir):
-        raise ConfigError(
+            'clients-per-node, or stacked = "auto".': (
+                config.stacked == "true" and engine != "local" and not hosts_many
+            ),
             "keep-client-models stores models in the run folder of a simulation: set "
             "run-dir in `flwr run`. In a deployment each SuperNode keeps its own model "
-            "(model-dir in its node config)."
-        )
+            "(model-dir in its node config).": config.keep_client_models
+            and (engine == "deployment" or not config.run_dir),
+        }
+    )
     group = None
     if config.track or trackers:
         # further files: a plain round does not run through them
@@ -156,18 +157,14 @@ def of_kind(config: RunConfig, kind: TargetKind) -> RunConfig:
 
 def _host_clients(grid: Grid, config: RunConfig, engine: str) -> Grid:
     """Return a grid of the clients that the nodes of a grid host."""
-    if engine == "deployment":
-        reasons = {
-            "secure-aggregation takes every client for another party, but a SuperNode is "
-            "that of all its clients": config.secure_aggregation,
-            "a SuperNode does not rewind the clients that it hosts, so that no run "
-            "resumes": config.resume,
-        }
-        for reason in (text for text, is_so in reasons.items() if is_so):
-            raise ConfigError(
-                f"clients-per-node = {config.clients_per_node} is not possible: {reason}. "
-                "Set clients-per-node to 1."
-            )
+    start = f"clients-per-node = {config.clients_per_node} is not possible: "
+    reasons = {
+        f"{start}secure-aggregation takes every client for another party, but a SuperNode "
+        "is that of all its clients. Set clients-per-node to 1.": config.secure_aggregation,
+        f"{start}a SuperNode does not rewind the clients that it hosts, so that no run "
+        "resumes. Set clients-per-node to 1.": config.resume,
+    }
+    refuse(reasons if engine == "deployment" else {})
     # other runs do not load its file
     from flower_fgl.strategies.rounds.hosting import HostedGrid
 
@@ -209,7 +206,7 @@ def _run(
     if tracker is not None:
         first = resumed.server_round + 1 if resumed is not None else 1
         tracker.on_start(writer.folder, config.flat(), first)
-        writer.tracker = tracker
+        writer.listeners.insert(0, tracker.on_round)
     from flower_fgl.strategies.base import FglStrategy  # loads torch
     from flower_fgl.strategies.rounds.candidates import OtherKindError
 

@@ -55,7 +55,7 @@ def example(
     row = importlib.import_module("my_method").METHOD
     empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
     monkeypatch.setattr(extensions, "_registered", empty)
-    monkeypatch.setitem(METHODS, row.name, row)
+    monkeypatch.setitem(METHODS.own, row.name, row)
     yield package
     for name in [n for n in sys.modules if n.partition(".")[0] == "my_method"]:
         del sys.modules[name]

@@ -9,14 +9,12 @@ the dataset or the task, else the general one. :attr:`RunConfig.sources` records
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from flower_fgl.core.checks.data import check_data
 from flower_fgl.core.checks.needs import check_names, check_needs
-from flower_fgl.core.checks.training import check_numbers, check_rounds, check_training
-from flower_fgl.core.extensions import known_names
+from flower_fgl.core.checks.rules import check_data, check_training
 from flower_fgl.core.model_spec import (
     EDGE_READERS,
     message_direction,
@@ -29,7 +27,6 @@ from flower_fgl.core.options import AUTO, Scalar, fields_by_key, kebab, parse_se
 from flower_fgl.core.schema import Schema, TypedModel
 from flower_fgl.core.settings import (
     ALL_TARGETS,
-    DATASETS,
     UNSEEN_SETTINGS,
     GeneralSettings,
     SyntheticSettings,
@@ -64,32 +61,21 @@ SETTING_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {LINK: {"weight-decay": 0
 
 @dataclass(frozen=True)
 class RunConfig(GeneralSettings, Generic[S]):
-    """All settings of one run, ``RunConfig[FedPGSettings]`` of one with FedPG.
-
-    Parameters
-    ----------
-    synthetic : SyntheticSettings
-        Settings of the synthetic dataset.
-    method_config : S
-        Settings of the method (its settings dataclass), ``None`` if it has none.
-    sources : mapping of str to str
-        Origin of each value: ``user``, ``method``, ``data set``, ``setting`` or
-        ``default``.
-    unread : tuple of str
-        General settings without effect on the method.
-    needs_cross_edges : bool
-        Whether the method needs each client's edges to nodes of other clients.
-    main_score : {"accuracy", "auroc", "rmse"}
-        Score by which rounds and settings are compared; it follows from the dataset, the
-        setting and the kind of target. See :func:`flower_fgl.core.targets.headline`.
-    """
+    """All settings of one run, ``RunConfig[FedPGSettings]`` of one with FedPG."""
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     method_config: S = None  # type: ignore[assignment]
+    """Settings of the method (its settings dataclass), ``None`` if it has none."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    unread: tuple[str, ...] = ()
+    """Origin of each value: ``user``, ``method``, ``data set``, ``setting``, or else
+    ``default``."""
+    unread: tuple[str, ...] = ()  # general settings without effect on the method
     needs_cross_edges: bool = False
+    """Whether the method needs each client's edges to nodes of other clients."""
     main_score: str = "accuracy"
+    """Score by which rounds and settings are compared, ``accuracy``, ``auroc`` or ``rmse``;
+    it follows from the dataset, the setting and the kind of target. See
+    :func:`flower_fgl.core.targets.headline`."""
 
     @property
     def classifies_graphs(self) -> bool:
@@ -204,24 +190,19 @@ class RunConfig(GeneralSettings, Generic[S]):
         cls,
         values: Mapping[str, Scalar],
         methods: Mapping[str, Any],
-        *,
-        datasets: Iterable[str] | None = None,
     ) -> RunConfig:
         """Parse and check Flower's flat run config; missing keys take their default.
 
         ``values`` have flat keys such as ``rounds``, ``fedprox.mu``, ``synthetic.nodes``;
-        ``methods`` is the table of methods, and ``datasets`` the names of the known ones,
-        by default ours and those of other packages. Raises a ConfigError for an unknown
-        name, a wrong type, a value out of range, or settings that cannot be combined.
+        ``methods`` is the table of methods. Raises a ConfigError for an unknown name, a
+        wrong type, a value out of range, or settings that cannot be combined.
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}
         for key in (key for key in values if "." in key):
             table, _, name = key.partition(".")
             tables.setdefault(table, {})[name] = values[key]
-        if datasets is None:
-            datasets = [*DATASETS, *known_names("datasets")]
-        check_names(general, tables, methods, datasets)
+        check_names(general, tables, methods)
         if is_file(str(general.get("dataset", ""))):
             general["dataset"] = os.path.expanduser(str(general["dataset"]))
         chosen = str(general.get("method", GeneralSettings.method))
@@ -237,10 +218,8 @@ class RunConfig(GeneralSettings, Generic[S]):
         method_config: Any = settings.get(chosen)
         read = parse_settings(GeneralSettings, general)
         check_data(read)
-        check_numbers(read)
         check_needs(read, method, methods)
         check_training(read, method)
-        check_rounds(read, method)
         is_one = has_targets(read) and read.target != ALL_TARGETS
         if not read.positive_class and is_one and read.setting != LINK:
             read = replace(read, positive_class=read.target)

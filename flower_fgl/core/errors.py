@@ -3,13 +3,14 @@
 import logging
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 __all__ = ["ConfigError", "DataError", "ErrorCollector", "FglError", "PayloadError"]
 __all__ += ["RunError", "clip", "first_of", "has_control_characters"]
-__all__ += ["hide_tracebacks", "one_line", "report_lack_of_memory", "show_path"]
+__all__ += ["hide_tracebacks", "one_line", "refuse", "report_lack_of_memory"]
+__all__ += ["show_path"]
 
 MAX_REASON = 500
 """Largest number of characters of a text that came from another party, in a log."""
@@ -80,6 +81,15 @@ class PayloadError(FglError):
 
 class RunError(FglError):
     """A run cannot start, continue or resume."""
+
+
+def refuse(
+    reasons: Mapping[str, object], error: type[ValueError] = ConfigError
+) -> None:
+    """Raise an error with the first of the texts whose reason holds."""
+    for text, holds in reasons.items():
+        if holds:
+            raise error(text)
 
 
 class ErrorCollector:

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -104,10 +104,9 @@ def refusal(kind: Kind, name: str) -> str:
     return _refused[kind].get(name, "")
 
 
-def registered(kind: Kind | None = None) -> Registered:
-    """Return the rows registered in this process, by kind (all by default) and name."""
-    kinds = list(_registered) if kind is None else [kind]
-    return {k: dict(_registered[k]) for k in kinds if _registered[k]}
+def registered() -> Registered:
+    """Return the rows registered in this process, by kind and name."""
+    return {kind: dict(rows) for kind, rows in _registered.items() if rows}
 
 
 def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
@@ -142,7 +141,7 @@ def check_name(kind: Kind, name: str) -> None:
         )
 
 
-class Table(MutableMapping[str, Row], Generic[Row]):
+class Table(Mapping[str, Row], Generic[Row]):
     """Rows by name: those of this package, of installed packages and of ``register``.
 
     Installed rows are imported when the table is first read; ``read`` checks and converts
@@ -179,14 +178,6 @@ class Table(MutableMapping[str, Row], Generic[Row]):
         if name not in found and refusal(self._kind, name):
             raise ConfigError(refusal(self._kind, name))
         return found[name]
-
-    def __setitem__(self, name: str, row: Row) -> None:
-        """Replace a row; for tests."""
-        self.own[name] = row
-
-    def __delitem__(self, name: str) -> None:
-        """Remove a row of this package; for tests."""
-        del self.own[name]
 
     def __contains__(self, name: object) -> bool:
         """Return whether there is a usable row of this name."""

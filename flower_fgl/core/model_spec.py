@@ -1,4 +1,4 @@
-"""Parser of the setting ``model``: names of backbones, optionally with sizes.
+"""The setting ``model``: names of backbones, optionally with sizes, and what they need.
 
 ::
 
@@ -13,15 +13,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, refuse
 from flower_fgl.core.extensions import REINSTALL, known_names
 from flower_fgl.core.options import nearest
-from flower_fgl.core.targets import EDGE
+from flower_fgl.core.targets import EDGE, LINK
 
 __all__ = ["BACKBONES", "DIRECTED", "EDGE_READERS", "LAYERED", "MOST_CHANNELS"]
 __all__ += ["MOST_LAYERS", "SAMPLED", "SHALLOW", "STEPPED", "TYPED", "ModelName"]
-__all__ += ["message_direction", "read_model", "reads_messages", "reads_types"]
-__all__ += ["split_models"]
+__all__ += ["check_models", "message_direction", "read_model", "reads_messages"]
+__all__ += ["reads_types", "split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
@@ -132,6 +132,67 @@ def reads_messages(settings: Any) -> bool:
 def reads_types(settings: Any) -> bool:
     """Return whether a backbone of a run reads kinds of nodes and relations."""
     return any(read_model(m).name in TYPED for m in split_models(settings.model))
+
+
+def check_models(settings: Any, method: Any) -> None:
+    """Reject backbones that do not fit the method or the other settings."""
+    for text in split_models(settings.model):
+        refuse(_unfit(text, read_model(text), settings, method))
+    if reads_types(settings):
+        refuse(_typed(settings))
+
+
+def _unfit(text: str, model: ModelName, s: Any, method: Any) -> dict[str, object]:
+    """Reject a backbone with too few layers, of a wrong width or unfit for the method."""
+    layers, width = model.num_layers or s.num_layers, model.hidden_channels
+    where = "its name" if model.num_layers else "num-layers"
+    needs_two = model.name in BACKBONES and model.name not in SHALLOW
+    able = '" or "'.join(method.models)
+    return {
+        f'model "{text}" needs at least 2 layers, got {layers} by {where}. Only '
+        f"{', '.join(SHALLOW)} work with one layer.": layers < 2 and needs_two,
+        f"{s.method} compares the embeddings of different clients: model "
+        f'"{text}" must have the width hidden-channels = {s.hidden_channels}, got {width}. '
+        "Other methods, e.g. local, accept any widths.": (
+            method.shares_embeddings and width not in (None, s.hidden_channels)
+        ),
+        f'{s.method} works with model = "{able}" only, got "{text}".': (
+            method.models and model.name not in method.models
+        ),
+    }
+
+
+def _typed(s: Any) -> dict[str, object]:
+    """Reject what backbones of typed graphs cannot do."""
+    model, has_pairs = s.model, s.setting in (LINK, EDGE)
+    align, is_named = f'schema-align = "{s.schema_align}"', s.schema_align == "name"
+    able = ("transductive", "inductive", LINK, EDGE, "graph")
+    return {
+        f'model = "{model}" reads typed graphs: set setting = "transductive", '
+        f'"inductive", "link", "edge" or "graph", got "{s.setting}".': (
+            s.setting not in able
+        ),
+        f'setting = "{s.setting}" predicts one relation at all owners, but '
+        'schema-align = "private" tells none. Use "same" or "name".': (
+            has_pairs and s.schema_align == "private"
+        ),
+        f'link-features = "degree" is for plain graphs: remove it for model = '
+        f'"{model}".': s.setting == LINK and s.link_features == "degree",
+        f'types = "ignore" leaves one kind of nodes and edges, but model = "{model}" '
+        "reads several. Use another model, e.g. gcn.": s.types == "ignore",
+        "node-embedding = true learns a vector for each node of the training graph: "
+        f'set setting = "transductive", "link" or "edge", got "{s.setting}".': (
+            s.node_embedding and not (has_pairs or s.setting == "transductive")
+        ),
+        f"{align} uploads other tensors at each owner, which secure-aggregation "
+        'cannot sum. Use schema-align = "same" or "private".': (
+            is_named and s.secure_aggregation
+        ),
+        f"{align} averages each tensor over the owners that have it: aggregation = "
+        f'"{s.aggregation}" is not possible. Use "mean".': (
+            is_named and s.aggregation != "mean"
+        ),
+    }
 
 
 def _size(text: str, digits: str, what: str, most: int) -> int:

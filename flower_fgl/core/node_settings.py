@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import ConfigError, RunError, refuse
 from flower_fgl.core.options import (
     Scalar,
     fields_by_key,
@@ -214,18 +214,17 @@ def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
     _check_paths(settings, values)
     choices = fields_by_key(GeneralSettings)["setting"].metadata["choices"]
     _require_known("settings", settings.settings, choices)
-    if settings.max_releases and not settings.state_dir:
-        raise RunError(
-            "The node config is wrong: max-releases needs state-dir, the folder in which "
-            "the node counts its replies."
-        )
-    if settings.fixed_roster and not (
-        settings.state_dir and settings.secure_aggregation
-    ):
-        raise RunError(
-            "The node config is wrong: fixed-roster needs secure-aggregation = true, and "
-            "state-dir, the folder in which the node notes the clients of its first sum."
-        )
+    has_roster = settings.state_dir and settings.secure_aggregation
+    reasons = {
+        "The node config is wrong: max-releases needs state-dir, the folder in which "
+        "the node counts its replies.": settings.max_releases
+        and not settings.state_dir,
+        "The node config is wrong: fixed-roster needs secure-aggregation = true, and "
+        "state-dir, the folder in which the node notes the clients of its first sum.": (
+            settings.fixed_roster and not has_roster
+        ),
+    }
+    refuse(reasons, RunError)
     return settings
 
 
@@ -279,7 +278,7 @@ def broken_floors(
     _require_known("methods", node.methods, known_methods)
     found = []
 
-    def refuse(key: str, demand: str) -> None:
+    def note(key: str, demand: str) -> None:
         value = run[key]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         shown = f"{value:g}" if is_number else str(value).lower()
@@ -287,37 +286,37 @@ def broken_floors(
 
     for key, allowed in (("methods", "method"), ("settings", "setting")):
         if not node.allows(key, str(run[allowed])):
-            refuse(allowed, f"one of {', '.join(_names(getattr(node, key)))}")
+            note(allowed, f"one of {', '.join(_names(getattr(node, key)))}")
     if run["min-class-count"] < node.min_class_count:  # type: ignore[operator]
-        refuse("min-class-count", f"at least {node.min_class_count}")
+        note("min-class-count", f"at least {node.min_class_count}")
     if run["share-class-counts"] and not node.share_class_counts:
-        refuse("share-class-counts", "false")
+        note("share-class-counts", "false")
     if predicts_numbers and run["target-scale"] == "shared":
         if run["min-target-count"] < node.min_target_count:  # type: ignore[operator]
-            refuse("min-target-count", f"at least {node.min_target_count}")
+            note("min-target-count", f"at least {node.min_target_count}")
         if not node.share_target_statistics:
-            refuse("target-scale", '"given", "own" or "none"')
+            note("target-scale", '"given", "own" or "none"')
     if run["share-feature-names"] and not node.share_feature_names:
-        refuse("share-feature-names", "false")
+        note("share-feature-names", "false")
     if run["schema-align"] == "name" and not node.share_type_names:
-        refuse("schema-align", '"same" or "private"')
+        note("schema-align", '"same" or "private"')
     floors = known_methods[str(run["method"])].floors
     for key, (setting, allowed) in floors.items():
         if not getattr(node, key.replace("-", "_")) and run[setting] != allowed:
-            refuse(setting, f'"{allowed}"')
+            note(setting, f'"{allowed}"')
     if uploads:
         clip = float(run["upload-clip"])
         if not 0 < clip <= node.upload_clip and math.isfinite(node.upload_clip):
-            refuse("upload-clip", f"at most {node.upload_clip:g}, and clipping")
+            note("upload-clip", f"at most {node.upload_clip:g}, and clipping")
         if run["upload-noise"] < node.upload_noise:  # type: ignore[operator]
-            refuse("upload-noise", f"at least {node.upload_noise:g}")
+            note("upload-noise", f"at least {node.upload_noise:g}")
         elif node.upload_noise and run["upload-noise-model"] != "local":
             # a client then adds only a share of the noise
-            refuse(
+            note(
                 "upload-noise-model", f'"local" with upload-noise {node.upload_noise:g}'
             )
         if node.secure_aggregation and not run["secure-aggregation"]:
-            refuse("secure-aggregation", "true")
+            note("secure-aggregation", "true")
     if run["secure-aggregation"] and run["secure-threshold"] < node.secure_threshold:  # type: ignore[operator]
-        refuse("secure-threshold", f"at least {node.secure_threshold:g}")
+        note("secure-threshold", f"at least {node.secure_threshold:g}")
     return found

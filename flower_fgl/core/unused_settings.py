@@ -7,28 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.calibration import SCALED
+from flower_fgl.core.checks.needs import when
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import DIRECTED, TYPED, read_model, split_models
 from flower_fgl.core.options import Scalar, nearest, removed_settings
-from flower_fgl.core.settings import (
-    TARGETS,
-    UNSEEN_SETTINGS,
-    has_targets,
-)
+from flower_fgl.core.settings import TARGETS, UNSEEN_SETTINGS, has_targets
 from flower_fgl.core.targets import CLASSES, NUMBERS
 
 __all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "changed_settings", "check_app_table"]
 __all__ += ["reject_unread_settings", "reject_unused_settings", "unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
-
-
-def _when(key: str, *values: str) -> Rule:
-    """Return the condition that a setting has one of some values."""
-    words = " or ".join(f'"{value}"' for value in values)
-    name = key.replace("-", "_")
-    return f"{key} = {words}", lambda config: getattr(config, name) in values
 
 
 def _has_validation(split: str) -> bool:
@@ -53,7 +43,7 @@ _SHARED: Rule = (
     lambda config: config.predicts_numbers and config.target_scale == "shared",
 )
 _NOISE: Rule = ("upload-noise above 0", lambda config: config.upload_noise)
-
+_TYPED: Rule = (f"a model among {', '.join(TYPED)}", _reads(TYPED))
 
 NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
@@ -63,46 +53,43 @@ NEEDED: Mapping[str, Rule] = {
         'target-kind = "numbers"',
         lambda config: has_targets(config) or config.predicts == NUMBERS,
     ),
-    "dirichlet-alpha": _when("partition", "dirichlet"),
-    "expansion-hops": _when("setting", *UNSEEN_SETTINGS),
-    "shots": _when("setting", "few-shot"),
-    "link-decoder": _when("setting", "link"),
-    "link-features": _when("setting", "link"),
-    "link-k": _when("setting", "link"),
-    "time-cuts": _when("setting", "edge"),
+    "dirichlet-alpha": when("partition", "dirichlet"),
+    "expansion-hops": when("setting", *UNSEEN_SETTINGS),
+    "shots": when("setting", "few-shot"),
+    "link-decoder": when("setting", "link"),
+    "link-features": when("setting", "link"),
+    "link-k": when("setting", "link"),
+    "time-cuts": when("setting", "edge"),
     "loss": _NUMBERS,
-    "huber-delta": _when("loss", "huber"),
+    "huber-delta": when("loss", "huber"),
     "target-weight": _NUMBERS,
     "target-scale": _NUMBERS,
-    "target-mean": _when("target-scale", "given"),
-    "target-std": _when("target-scale", "given"),
+    "target-mean": when("target-scale", "given"),
+    "target-std": when("target-scale", "given"),
     "share-target-statistics": _SHARED,
     "min-target-count": _SHARED,
-    "graph-features": _when("setting", "graph"),
-    "readout": _when("setting", "graph"),
+    "graph-features": when("setting", "graph"),
+    "readout": when("setting", "graph"),
     "max-degree": (
         'setting = "graph" and graph-features = "degree"',
         lambda c: c.classifies_graphs and c.graph_features == "degree",
     ),
-    "edge-direction": (
-        f"a model among {', '.join(DIRECTED)}",
-        _reads(DIRECTED),
-    ),
-    "schema-align": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
+    "edge-direction": (f"a model among {', '.join(DIRECTED)}", _reads(DIRECTED)),
+    "schema-align": _TYPED,
     "target-relation": (
         f'a model among {", ".join(TYPED)}, and setting = "link" or "edge"',
         lambda config: config.has_pairs and _reads(TYPED)(config),
     ),
     "num-bases": ('model = "rgcn" or "rgcn-mean"', _reads(TYPED[:2])),
-    "node-embedding": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
-    "reverse-relations": (f"a model among {', '.join(TYPED)}", _reads(TYPED)),
+    "node-embedding": _TYPED,
+    "reverse-relations": _TYPED,
     "precision-k": ("positive-class", lambda config: config.positive_class),
     "round-patience": (
         "rounds above 1, and validation nodes in split",
         lambda config: config.rounds > 1 and _has_validation(config.split),
     ),
     "patience": ("check-every above 0", lambda config: config.check_every),
-    "coverage": _when("calibration", "owner", "shared"),
+    "coverage": when("calibration", "owner", "shared"),
     "calibrator": (
         'calibration = "owner", and no numbers to predict',
         lambda config: config.calibration == "owner" and config.predicts != NUMBERS,
@@ -115,16 +102,16 @@ NEEDED: Mapping[str, Rule] = {
             == (NUMBERS if config.conformal_score == SCALED else CLASSES)
         ),
     ),
-    "final-local-epochs": _when("eval-policy", "refresh", "refresh-all"),
-    "trimmed-share": _when("aggregation", "trimmed-mean"),
-    "krum-attackers": _when("aggregation", "krum"),
-    "krum-keep": _when("aggregation", "krum"),
-    "norm-bound": _when("aggregation", "norm-clip"),
-    "server-lr": _when("server-optimizer", "momentum", "adam", "yogi", "adagrad"),
-    "server-momentum": _when("server-optimizer", "momentum", "adam", "yogi"),
-    "server-beta2": _when("server-optimizer", "adam", "yogi"),
-    "server-tau": _when("server-optimizer", "adam", "yogi", "adagrad"),
-    "server-moments": _when("server-optimizer", "adam", "yogi", "adagrad"),
+    "final-local-epochs": when("eval-policy", "refresh", "refresh-all"),
+    "trimmed-share": when("aggregation", "trimmed-mean"),
+    "krum-attackers": when("aggregation", "krum"),
+    "krum-keep": when("aggregation", "krum"),
+    "norm-bound": when("aggregation", "norm-clip"),
+    "server-lr": when("server-optimizer", "momentum", "adam", "yogi", "adagrad"),
+    "server-momentum": when("server-optimizer", "momentum", "adam", "yogi"),
+    "server-beta2": when("server-optimizer", "adam", "yogi"),
+    "server-tau": when("server-optimizer", "adam", "yogi", "adagrad"),
+    "server-moments": when("server-optimizer", "adam", "yogi", "adagrad"),
     "upload-delta": _NOISE,
     "upload-noise-model": _NOISE,
     "secure-threshold": _SECURE,

@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED
 from flower_fgl.client_apps.runtime.session import CACHE_BYTES, choose_device
 from flower_fgl.client_apps.runtime.training import FIELD_SHARE
-from flower_fgl.core.checks.training import num_sampled
+from flower_fgl.core.checks.rules import num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.model_spec import read_model

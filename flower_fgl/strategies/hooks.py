@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flower_fgl.core.checks.training import least_uploads, num_sampled
+from flower_fgl.core.checks.rules import least_uploads, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.core.checks.needs import NEEDS, Need, able_methods
-from flower_fgl.core.checks.training import num_sampled
+from flower_fgl.core.checks.rules import num_sampled
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.node_settings import NodeSettings

@@ -556,7 +556,7 @@ def test_a_server_half_that_cannot_be_loaded_is_a_failed_run(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], tmp_path: Path
 ) -> None:
     row = replace(METHODS["fedavg"], strategy="flower_fgl.strategies.nowhere:FedAvg")
-    monkeypatch.setitem(METHODS, "fedavg", row)
+    monkeypatch.setitem(METHODS.own, "fedavg", row)
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         simulate(**{**small, "run_dir": str(tmp_path / "run")})
     run = Run.load(tmp_path / "run")

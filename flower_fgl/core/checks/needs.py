@@ -2,15 +2,16 @@
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import REINSTALL, refusal
+from flower_fgl.core.extensions import REINSTALL, known_names, refusal
 from flower_fgl.core.model_spec import reads_messages, reads_types
 from flower_fgl.core.options import fields_by_key, kebab, nearest, removed_settings
 from flower_fgl.core.settings import (
     ALL_TARGETS,
+    DATASETS,
     TARGETS,
     UNSUPPORTED,
     GeneralSettings,
@@ -20,14 +21,13 @@ from flower_fgl.core.settings import (
 )
 from flower_fgl.core.targets import EDGE, LABELS, LINK, NUMBERS
 
-__all__ = ["NEEDS", "Need", "able_methods", "check_names", "check_needs"]
+__all__ = ["NEEDS", "Need", "able_methods", "check_names", "check_needs", "when"]
 
 
 def check_names(
     general: Mapping[str, Any],
     tables: Mapping[str, Any],
     methods: Mapping[str, Any],
-    datasets: Iterable[str],
 ) -> None:
     """Reject an unknown method, dataset, table or key, before anything else is parsed."""
     method = str(general.get("method", GeneralSettings.method))
@@ -44,7 +44,8 @@ def check_names(
             "methods here predict one class of each node or graph. Choose a dataset that "
             "flower-fgl datasets lists."
         )
-    is_known = dataset in set(datasets) or dataset.startswith(("tu:", "twitch:"))
+    datasets = {*DATASETS, *known_names("datasets")}
+    is_known = dataset in datasets or dataset.startswith(("tu:", "twitch:"))
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
         if os.path.isfile(dataset):
@@ -128,6 +129,13 @@ def _unknown_key(
     return text + nearest(full, known)
 
 
+def when(key: str, *values: str) -> tuple[str, Callable[[Any], bool]]:
+    """Return the condition that a setting has one of some values: its text, and itself."""
+    words = " or ".join(f'"{value}"' for value in values)
+    name = key.replace("-", "_")
+    return f"{key} = {words}", lambda settings: getattr(settings, name) in values
+
+
 class Need(NamedTuple):
     """One use of a setting, and the methods that it works with."""
 
@@ -162,7 +170,7 @@ def _learns_all(settings: GeneralSettings) -> bool:
 NEEDS = (
     Need(
         f'target = "{ALL_TARGETS}"',
-        lambda s: _learns_all(s),
+        _learns_all,
         lambda method: method.multi_label,
         "predicts one class of each item",
         can="predict several labels",
@@ -183,16 +191,14 @@ NEEDS = (
         can="can",
     ),
     Need(
-        'evaluate = "mixed"',
-        lambda s: s.evaluate == "mixed",
+        *when("evaluate", "mixed"),
         lambda method: method.sends_mixtures,
         "does not mix a model for each client",
         can="do",
         remedy='Or use evaluate = "local".',
     ),
     Need(
-        'evaluate = "global" or "both"',
-        lambda s: s.evaluate in ("global", "both"),
+        *when("evaluate", "global", "both"),
         lambda method: method.has_global_model,
         "has no global model",
         can="have one",
@@ -200,8 +206,7 @@ NEEDS = (
         demand='evaluate = "{evaluate}" is not possible',
     ),
     Need(
-        'calibration = "shared"',
-        lambda s: s.calibration == "shared",
+        *when("calibration", "shared"),
         lambda method: method.has_global_model,
         "has no global model",
         can="have one",
@@ -300,8 +305,7 @@ NEEDS = (
         can="do",
     ),
     Need(
-        'feature-align = "project"',
-        lambda s: s.owners and s.feature_align == "project",
+        *when("feature-align", "project"),
         lambda method: method.keeps_first_layer,
         "cannot leave the first layer of each owner local",
         can="can",
@@ -324,29 +328,25 @@ NEEDS = (
         remedy='If all owners mean the same, use class-align = "name".',
     ),
     Need(
-        'setting = "graph"',
-        lambda s: s.setting == "graph",
+        *when("setting", "graph"),
         lambda method: method.graphs,
         "classifies nodes only",
         can="classify graphs",
     ),
     Need(
-        f'setting = "{LINK}"',
-        lambda s: s.setting == LINK,
+        *when("setting", LINK),
         lambda method: method.predicts_links,
         "cannot predict links",
         can="can",
     ),
     Need(
-        f'setting = "{EDGE}"',
-        lambda s: s.setting == EDGE,
+        *when("setting", EDGE),
         lambda method: method.predicts_links,
         "cannot classify edges",
         can="can",
     ),
     Need(
-        'class-weights = "balanced"',
-        lambda s: s.class_weights == "balanced",
+        *when("class-weights", "balanced"),
         lambda method: method.weighs_classes,
         "does not read class-weights",
         can="weigh classes",

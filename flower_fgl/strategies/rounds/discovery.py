@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flower_fgl.core.calibration import least_items
-from flower_fgl.core.checks.training import describe_sampling, num_sampled
+from flower_fgl.core.checks.rules import describe_sampling, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, first_of
 from flower_fgl.core.settings import has_targets, without_names

@@ -7,7 +7,7 @@ import numpy as np
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.core.checks.training import num_sampled
+from flower_fgl.core.checks.rules import num_sampled
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.protocols.base import METRICS, Empty, Payload, Shapes, read_payload

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_fgl.core.checks.data import MAX_SHOTS
+from flower_fgl.core.checks.rules import MAX_SHOTS
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.build import build_clients
@@ -73,7 +73,7 @@ def fold_ppi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         network=np.repeat(np.arange(NETWORKS), SIZE),
     )
     small = replace(SOURCES["fold-ppi"], statistics=Statistics())
-    monkeypatch.setitem(SOURCES, "fold-ppi", small)
+    monkeypatch.setitem(SOURCES.own, "fold-ppi", small)
     monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "data"
 
