@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
-    from flower_fgl.cli.experiment import run_experiment
+    from flower_fgl.cli.run import run_experiment
     from flower_fgl.datasets.pyg_data import to_npz
     from flower_fgl.lab.results import Run, RunSet, compare, load
     from flower_fgl.lab.simulate import resume, simulate
@@ -31,7 +31,7 @@ _HOMES = {
     "load": "flower_fgl.lab.results",
     "register": "flower_fgl.simulation.register",
     "resume": "flower_fgl.lab.simulate",
-    "run_experiment": "flower_fgl.cli.experiment",
+    "run_experiment": "flower_fgl.cli.run",
     "simulate": "flower_fgl.lab.simulate",
     "to_npz": "flower_fgl.datasets.pyg_data",
 }

@@ -41,11 +41,8 @@ def _dispatcher() -> Dispatcher:
 class DispatchingClientApp(ClientApp):
     """ClientApp that chooses the client half by the run config's ``method``.
 
-    Parameters
-    ----------
-    session : Session, optional
-        Per-process cache shared by all messages. If given, this process handles every
-        message and ignores ``worker-idle``.
+    With a ``session``, a cache shared by all messages, this process handles every message
+    and ignores ``worker-idle``.
     """
 
     def __init__(self, session: Session | None = None) -> None:

@@ -3,16 +3,15 @@
 import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
 from flower_fgl.cli.arguments import show
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, refuse
 from flower_fgl.core.extensions import check_name, owner_of
-from flower_fgl.core.options import kebab
+from flower_fgl.core.options import fields_by_key
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.methods import METHODS
 
@@ -76,29 +75,30 @@ def write_package(name: str, folder: Path) -> list[Path]:
 
 def _names(name: str) -> dict[str, str]:
     """Check the name of a method; return those of its package, module and classes."""
-    if not NAME.fullmatch(name):
-        raise ConfigError(
+    refuse(
+        {
             "The name of a new method must start with a letter and contain lower-case "
-            f"letters, digits and single - between them, e.g. my-method. Got {name!r}."
-        )
+            f"letters, digits and single - between them, e.g. my-method. Got {name!r}.": (
+                not NAME.fullmatch(name)
+            )
+        }
+    )
     check_name("methods", name)
     taken = "flower-fgl" if name in METHODS.own else owner_of("methods", name)
-    if taken:
-        raise ConfigError(
-            f'There is a method "{name}" already: it comes from {taken}. Choose another '
-            "name, so that both can be compared."
-        )
-    if name in {kebab(f.name) for f in fields(GeneralSettings)}:
-        raise ConfigError(
-            f'"{name}" is a setting of every run, so no method can have this name. '
-            "Choose another name."
-        )
     module = name.replace("-", "_")
-    if module == "tests" or keyword.iskeyword(module) or find_spec(module) is not None:
-        raise ConfigError(
+    is_module = module == "tests" or find_spec(module) is not None
+    refuse(
+        {
+            f'There is a method "{name}" already: it comes from {taken}. Choose another '
+            "name, so that both can be compared.": taken,
+            f'"{name}" is a setting of every run, so no method can have this name. '
+            "Choose another name.": name in fields_by_key(GeneralSettings),
             f"The package would be called {module}, but this is the name of another "
-            "module or a word of Python. Choose another name."
-        )
+            "module or a word of Python. Choose another name.": (
+                is_module or keyword.iskeyword(module)
+            ),
+        }
+    )
     words = [word[:1].upper() + word[1:] for word in name.split("-")]
     return {"name": name, "module": module, "class": "".join(words)}
 

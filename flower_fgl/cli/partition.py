@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import DataError, refuse
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.write import save_client_graph
@@ -101,16 +101,15 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     """Write every client's graph as ``client-<k>.npz``, and return the files."""
-    if config.predicts_links:
-        raise ConfigError(
+    refuse(
+        {
             'export writes whole graphs, but setting = "link" splits their edges. Export '
-            'with setting = "transductive"; a run with setting = "link" splits them itself.'
-        )
-    if config.classifies_edges:
-        raise ConfigError(
+            'with setting = "transductive"; a run with setting = "link" splits them '
+            "itself.": config.predicts_links,
             'export does not write the classes of edges (setting = "edge"). Give each '
-            "SuperNode its owner's own file."
-        )
+            "SuperNode its owner's own file.": config.classifies_edges,
+        }
+    )
     store = open_store(config, config.clients)
     number = store.index.num_clients
     width = len(str(number - 1))

@@ -21,7 +21,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import GeneralSettings, without_names
-from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
+from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
     Experiment,
@@ -30,13 +30,14 @@ from flower_fgl.lab.experiments.experiment_file import (
     read_experiment,
     with_clients,
 )
+from flower_fgl.lab.results import RunSet
 from flower_fgl.lab.tables.compare import unequal_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
 from flower_fgl.runs.files import OnRound, flatten_config, in_folder_name
 from flower_fgl.runs.run import RunFolder
 
-__all__ = ["RunOptions", "resume_folder", "run_all"]
+__all__ = ["RunOptions", "resume_folder", "run_all", "run_experiment"]
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,68 @@ def run_all(
         )
     show(made.table(), console)
     return [made]
+
+
+def run_experiment(
+    file: Path | str,
+    *,
+    cases: Sequence[str] = (),
+    draws: int | None = None,
+    engine: str = "auto",
+    workers: int | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+    **settings: Any,
+) -> RunSet:
+    """Run all runs of an experiment file.
+
+    A run that is complete is skipped, and an interrupted one resumes, so that the same call
+    continues an experiment.
+
+    Parameters
+    ----------
+    file : Path or str
+        Experiment file (TOML), or the ``config.toml`` of a run.
+    cases : sequence of str
+        Cases of the file to run; all if empty.
+    draws : int, optional
+        Number of draws of the file to run, the first ones; by default all.
+    engine : {"auto", "local", "ray"}
+        As for ``flower-fgl run --engine``.
+    workers : int, optional
+        Worker processes of a run.
+    jobs : int
+        Runs at once, each in a process of its own; 0: one per core. The numbers are the
+        same.
+    progress : bool
+        Whether to print the progress and the results table.
+    **settings
+        Settings that override those of the file, as for :func:`flower_fgl.simulate`.
+
+    Returns
+    -------
+    RunSet
+        The runs, in the order of the file.
+
+    Raises
+    ------
+    FglError
+        If the file or a setting is wrong, which is checked before the first run, or if a
+        run fails. The folders of earlier runs are kept.
+    """
+    from flower_fgl.simulation.local import flat_settings  # loads torch
+
+    # rich would need ipywidgets to draw in a notebook
+    console = Console(quiet=not progress, force_jupyter=False)
+    runs = run_all(
+        Path(file).expanduser(),
+        flat_settings(settings),
+        RunOptions(engine, workers, quiet=not progress, jobs=jobs),
+        console,
+        cases=cases,
+        draws=draws,
+    )
+    return RunSet(runs)
 
 
 def _ad_hoc(options: Mapping[str, Given], draws: int) -> Experiment:
@@ -314,21 +377,13 @@ def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
         raise RunError(f"{folder} is not a run folder: move it, or set output-dir.")
     # loads torch: only needed if there is a run already
     from flower_fgl.core.atomic import hold
-    from flower_fgl.runs.checkpoints import UNCOMPARED
+    from flower_fgl.runs.checkpoints import differing_settings
 
     config = parse_config(planned.settings)
     with hold(folder):
         run = RunFolder.load(folder)
-        before, now = (
-            config.general_defaults() | drop_removed(dict(flatten_config(run.config))),
-            config.flat(),
-        )
-        uncompared = {*UNCOMPARED, *unused_settings(now, config)}
-        changed = [
-            key
-            for key, value in now.items()
-            if key not in uncompared and before.get(key) != value
-        ]
+        before = drop_removed(dict(flatten_config(run.config)))
+        changed = differing_settings(config, before)
         if run.status != "completed":
             can_resume = _can_resume(run, config)
             if not can_resume:

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from flower_fgl.core.errors import DataError, RunError
 
 __all__ = ["cache_folder", "data_folder", "hold", "make_private_folder", "replacing"]
-__all__ += ["scratch_path", "sync_file", "sync_folder", "write_file"]
+__all__ += ["scratch_path", "sync_path", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
@@ -59,7 +59,7 @@ def replacing(
             scratch.unlink(missing_ok=True)
         raise
     if is_synced:
-        sync_folder(path.parent)
+        sync_path(path.parent)
 
 
 def write_file(
@@ -77,21 +77,15 @@ def make_private_folder(folder: Path) -> None:
             missing.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
-def sync_file(path: Path) -> None:
-    """Sync what was appended to a file to disk; a missing file is none to sync."""
+def sync_path(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk; a missing one is none to sync.
+
+    What was appended to the file, or renamed in the folder, is then permanent.
+    """
     try:
         number = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to disk, so that a rename in it is permanent."""
-    number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

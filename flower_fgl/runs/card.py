@@ -290,58 +290,58 @@ def _limits(
     model: ModelCard | None,
 ) -> list[str]:
     """Return what is known to be weak, or is not known."""
-    out = []
     idle = sum(not row["num_train"] for row in about.values())
-    if idle:
-        out.append(f"{idle} of {len(about)} owners had no training items.")
     silent = len(about) - len({row.get("owner") for row in scored if row["items"]})
-    if about and silent > 0:
-        out.append(
-            f"{silent} owners have no test score: it is not known how they fare."
-        )
     few = [
         str(row.get("owner", "own")) for row in scored if 0 < row["items"] < FEW_ITEMS
     ]
-    if few:
-        names = ", ".join(dict.fromkeys(few))
-        out.append(f"Fewer than {FEW_ITEMS} test items, so wide intervals: {names}.")
-    metric = str(summary.get("metric", "accuracy"))
+    lost = sum((summary.get("failures") or {}).values())
+    found = None if model is None else model.calibration
+    source = found.source if found is not None and found.items else ""
+    limits = {
+        f"{idle} of {len(about)} owners had no training items.": idle,
+        f"{silent} owners have no test score: it is not known how they fare.": (
+            silent > 0
+        ),
+        f"Fewer than {FEW_ITEMS} test items, so wide intervals: "
+        f"{', '.join(dict.fromkeys(few))}.": few,
+        **_worst_owner(str(summary.get("metric", "accuracy")), scored),
+        f"{lost} replies of clients were dropped; rounds.jsonl names them.": lost,
+        "Probabilities are not calibrated, and there are no sets or intervals.": (
+            not source
+        ),
+        "Coverage holds for all owners together; that of one owner may be lower, see "
+        "the scores of owners.": source == "shared",
+        "Coverage needs items that are exchangeable with the validation items: later "
+        "items, or another part of the graph, may be covered less.": (
+            found is not None and found.coverage
+        ),
+        "Scores are those of nodes that were in the graph during training.": (
+            config.setting == "transductive"
+        ),
+        "One malicious owner could have changed the model: a plain mean.": (
+            config.aggregation == "mean"
+        ),
+        "The weights may reveal training items: there is no ε.": (
+            not config.upload_noise
+        ),
+    }
+    return [text for text, holds in limits.items() if holds]
+
+
+def _worst_owner(metric: str, scored: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Name the owner with the worst score, if there are several."""
     values = {
         str(r["owner"]): r[metric] for r in scored if metric in r and "owner" in r
     }
-    if len(values) > 1:
-        scale = ScoreScale(metric)
-        worst = scale.worst(values)
-        mean = sum(values.values()) / len(values)
-        out.append(
-            f"The worst owner is {worst}: {score_title(metric)} {values[worst]:.4g}, the "
-            f"mean over owners is {mean:.4g}."
-        )
-    lost = sum((summary.get("failures") or {}).values())
-    if lost:
-        out.append(f"{lost} replies of clients were dropped; rounds.jsonl names them.")
-    found = None if model is None else model.calibration
-    if found is None or not found.items:
-        out.append(
-            "Probabilities are not calibrated, and there are no sets or intervals."
-        )
-    elif found.source == "shared":
-        out.append(
-            "Coverage holds for all owners together; that of one owner may be lower, see "
-            "the scores of owners."
-        )
-    if found is not None and found.coverage:
-        out.append(
-            "Coverage needs items that are exchangeable with the validation items: later "
-            "items, or another part of the graph, may be covered less."
-        )
-    if config.setting == "transductive":
-        out.append("Scores are those of nodes that were in the graph during training.")
-    if config.aggregation == "mean":
-        out.append("One malicious owner could have changed the model: a plain mean.")
-    if not config.upload_noise:
-        out.append("The weights may reveal training items: there is no ε.")
-    return out
+    if len(values) < 2:
+        return {}
+    worst = ScoreScale(metric).worst(values)
+    mean = sum(values.values()) / len(values)
+    return {
+        f"The worst owner is {worst}: {score_title(metric)} {values[worst]:.4g}, the "
+        f"mean over owners is {mean:.4g}.": True
+    }
 
 
 def _versions(summary: Row) -> dict[str, Any]:

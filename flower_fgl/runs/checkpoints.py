@@ -33,7 +33,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from flower_fgl.core.atomic import sync_file, sync_folder, write_file
+from flower_fgl.core.atomic import sync_path, write_file
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.unused_settings import unused_settings
@@ -50,8 +50,8 @@ from flower_fgl.runs.run import RunFolder, require_rounds
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.writer import RunWriter, replace_file
 
-__all__ = ["LET_GO_SECONDS", "UNCOMPARED", "Checkpoint", "Checkpoints", "Snapshot"]
-__all__ += ["newest_checkpoint", "require_checkpoint", "rewind"]
+__all__ = ["LET_GO_SECONDS", "Checkpoint", "Checkpoints", "Snapshot"]
+__all__ += ["differing_settings", "newest_checkpoint", "require_checkpoint", "rewind"]
 
 log = logging.getLogger(__name__)
 FOLDER, MANIFEST = "checkpoint", "checkpoint.json"
@@ -170,26 +170,21 @@ class Checkpoint:
 
         The run may get more rounds, unless its method plans with their number.
         """
-        now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
-        for key in unused_settings(now, config):
-            del now[key]
+        differing = differing_settings(config, self.config)
         if not config.clients:
-            del now["clients"]
-        before = config.general_defaults() | dict(self.config)
-        if now["rounds"] > before["rounds"]:
+            differing.pop("clients", None)
+        before = differing.get("rounds", config.rounds)
+        if config.rounds > before:
             if METHODS[config.method].plans_rounds:
                 raise RunError(
                     f"A run of {config.method} cannot get more rounds (rounds = "
-                    f"{config.rounds}, was {before['rounds']}): what it does in a round "
+                    f"{config.rounds}, was {before}): what it does in a round "
                     "depends on the number of all rounds. Start a new run."
                 )
-            del now["rounds"]
-        changed = [
-            f"{key} = {value!r} (was {before.get(key)!r})"
-            for key, value in now.items()
-            if before.get(key) != value
-        ]
-        if changed:
+            del differing["rounds"]
+        if differing:
+            now = config.flat()
+            changed = [f"{k} = {now[k]!r} (was {v!r})" for k, v in differing.items()]
             raise RunError(
                 f"The run cannot resume with other settings: {', '.join(changed)}. Use "
                 "those of its config.toml, or start a new run."
@@ -258,13 +253,13 @@ class Checkpoints:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             self._write(scratch, server_round, snapshot, clients)
-            sync_folder(scratch)
+            sync_path(scratch)
             for log in (ROUNDS, CLIENTS_FILE):  # a checkpoint never outlives its rows
-                sync_file(self.folder.parent / log)
+                sync_path(self.folder.parent / log)
             if target.exists():  # damaged: the run resumed from the one before it
                 shutil.rmtree(target)
             os.replace(scratch, target)
-            sync_folder(self.folder)
+            sync_path(self.folder)
         except BaseException as error:
             shutil.rmtree(scratch, ignore_errors=True)
             if not isinstance(error, OSError):
@@ -341,6 +336,17 @@ def _restore(form: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[form["tensor"]]
     values = (_restore(part, tensors) for part in form["values"])
     return dict(zip(form["keys"], values, strict=True))
+
+
+def differing_settings(config: RunConfig, before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the earlier values of settings that change the results, where they differ."""
+    now, before = config.flat(), config.general_defaults() | dict(before)
+    ignored = {*UNCOMPARED, *unused_settings(now, config)}
+    return {
+        key: before.get(key)
+        for key, value in now.items()
+        if key not in ignored and before.get(key) != value
+    }
 
 
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:

@@ -24,7 +24,7 @@ from flower_fgl.core.calibration import (
     SCALED,
     Calibration,
 )
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import RunError, refuse
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.schema import TYPED
 from flower_fgl.core.target_scale import TargetScale
@@ -71,86 +71,50 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Description of a saved model.
+    """Description of a saved model."""
 
-    Parameters
-    ----------
-    method : str
-        Method that trained the model.
-    model : str
-        Backbone.
-    num_features, hidden_channels, num_layers : int
-        Sizes of the backbone.
-    class_names : tuple of str
-        Names of the outputs, in order: of C classes, or of T labels or numbers.
-    classifies_graphs : bool
-        Whether whole graphs are classified.
-    scaling : {"none", "rows", "kept", "own", "lost"}
-        Scaling of the input features: none; division by the row sums; standardisation
-        with statistics in the file; standardisation of every graph with its own
-        statistics; or by each data owner in a way that is not in the file.
-    round : int
-        Round after which the model was saved.
-    owner : str
-        Data owner of a personalized model; empty for the aggregated model.
-    validation : float, or None
-        Accuracy on the owner's validation nodes, or the score by which its runs are
-        compared, of numbers an error >= 0; ``None`` if not evaluated.
-    rep_norm : {"", "l2", "tanh", "none"}
-        Normalisation of the representations in a
-        :class:`~flower_fgl.algorithms.fedpano.PersonalNet`, which has a linear
-        classifier for some of the classes; empty for a plain backbone.
-    settings : mapping of str to bool, int, float or str
-        The method's settings by kebab-case key, if they determine its own network.
-    feature_names : tuple of str
-        Length d: names of the input features, in order; empty if they are unknown.
-    features_sha256 : str
-        Hash of these names; empty if the features have none.
-    link : {"", "dot", "mlp", "edge:CxA"}
-        Decoder of a model that predicts links or classifies edges, see
-        :func:`~flower_fgl.nn.link.make_decoder`; else empty.
-    messages : {"", "both:A", "separate:A", "forward:A", "typed:…"}
-        Direction of messages and width A of the features of edges, of a backbone that
-        reads them, see :class:`~flower_fgl.nn.Backbone`; of typed graphs the text of a
-        :class:`~flower_fgl.core.schema.TypedModel`; else empty.
-    readout : {"default", "sum", "mean"}
-        Pooling of the nodes of a graph; by default that of the backbone.
-    target_kind : {"classes", "labels", "numbers"}
-        What the model predicts: one of the classes, any of the labels, or numbers.
-    target_units : tuple of str
-        Length T: units of the numbers; empty if none is known.
-    target_scale : {"", "kept", "lost", "none"}
-        What turns outputs into numbers: mean and standard deviation in the file; those of
-        each data owner, which are not in the file; or nothing. Empty for other kinds.
-    prepared : str
-        Hash of the recipe and vocabulary of the training data, see ``flower-fgl
-        prepare``; empty if they were made in another way.
-    calibration : Calibration or None
-        Temperature and thresholds, ``None`` of a model that is not calibrated.
-    """
-
-    method: str
-    model: str
+    method: str  # that trained the model
+    model: str  # backbone
     num_features: int
     hidden_channels: int
     num_layers: int
     class_names: tuple[str, ...]
-    classifies_graphs: bool
+    """Names of the outputs, in order: of C classes, or of T labels or numbers."""
+    classifies_graphs: bool  # whole graphs instead of nodes
     scaling: str
-    round: int
-    owner: str = ""
+    """Scaling of the input features: ``none``; ``rows``, by the row sums; ``kept``,
+    standardised with statistics in the file; ``own``, each graph with its own; or ``lost``,
+    by each data owner in a way that is not in the file."""
+    round: int  # after which the model was saved
+    owner: str = ""  # of a personalized model; empty for the aggregated model
     validation: float | None = None
+    """Accuracy on the owner's validation nodes, or the score by which its runs are
+    compared, of numbers an error >= 0; ``None`` if not evaluated."""
     rep_norm: str = ""
+    """Normalisation of the representations (``l2``, ``tanh``, ``none``) in a
+    :class:`~flower_fgl.algorithms.fedpano.PersonalNet`, which has a linear classifier for
+    some of the classes; empty for a plain backbone."""
     settings: Mapping[str, Scalar] = field(default_factory=dict)
-    feature_names: tuple[str, ...] = ()
-    features_sha256: str = ""
+    """The method's settings by kebab-case key, if they determine its own network."""
+    feature_names: tuple[str, ...] = ()  # of length d, in order; empty if unknown
+    features_sha256: str = ""  # hash of these names; empty if there are none
     link: str = ""
+    """Decoder of a model that predicts links or classifies edges, ``dot``, ``mlp`` or
+    ``edge:CxA``, see :func:`~flower_fgl.nn.link.make_decoder`; else empty."""
     messages: str = ""
-    readout: str = "default"
+    """Direction of messages and width A of the features of edges, such as ``both:A``, of a
+    backbone that reads them, see :class:`~flower_fgl.nn.Backbone`; of typed graphs the text
+    of a :class:`~flower_fgl.core.schema.TypedModel`; else empty."""
+    readout: str = "default"  # pooling of a graph's nodes, by default the backbone's
     target_kind: TargetKind = CLASSES
-    target_units: tuple[str, ...] = ()
+    target_units: tuple[str, ...] = ()  # of T numbers; empty if none is known
     target_scale: str = ""
+    """What turns outputs into numbers: mean and standard deviation in the file (``kept``);
+    those of each data owner, which are not in the file (``lost``); or ``none``. Empty for
+    other kinds."""
     prepared: str = ""
+    """Hash of the recipe and vocabulary of the training data, see ``flower-fgl prepare``;
+    empty if they were made in another way."""
     calibration: Calibration | None = None
 
     @property
@@ -219,29 +183,41 @@ class ModelCard:
 
     def _require_fit(self) -> None:
         """Raise a ValueError if entries do not fit together."""
-        has_numbers = self.target_kind == NUMBERS
-        if not self.num_features and not self.is_typed:
-            raise ValueError("num_features must not be 0")
-        if bool(self.target_scale) != has_numbers:
-            raise ValueError(f"target_scale must not be {self.target_scale!r}")
-        if len(self.target_units) not in (0, has_numbers * len(self.class_names)):
-            raise ValueError("target_units must have one unit for each number")
-        if not has_numbers and (self.validation or 0) > 1:
-            raise ValueError(f"validation must not be {self.validation}")
+        has_numbers, number = self.target_kind == NUMBERS, len(self.class_names)
+        fitting = {NUMBERS: NUMBER_SCORES, CLASSES: CONFORMAL, LABELS: (LABEL,)}
+        is_node = not (self.link or self.classifies_graphs or self.is_typed)
         found = self.calibration
-        if found is not None and found.knots and found.score != SCALED:
-            number = 2 if self.link in ("dot", "mlp") else len(self.class_names)
-            if has_numbers or len(found.knots) != number:
-                raise ValueError("calibration has knots of other classes")
-        if found is not None and found.thresholds:
-            number = 1 if self.target_kind == CLASSES else len(self.class_names)
-            fitting = {NUMBERS: NUMBER_SCORES, CLASSES: CONFORMAL, LABELS: (LABEL,)}
-            is_good = found.score in fitting[self.target_kind]
-            is_node = not (self.link or self.classifies_graphs or self.is_typed)
-            if len(found.thresholds) != number or not is_good:
-                raise ValueError("calibration does not fit the target")
-            if found.score == DIFFUSED and not is_node:
-                raise ValueError("calibration needs a model of nodes of one kind")
+        knots = found.knots if found is not None and found.score != SCALED else ()
+        thresholds = () if found is None else found.thresholds
+        score = found.score if found is not None and thresholds else ""
+        refuse(
+            {
+                "num_features must not be 0": not (self.num_features or self.is_typed),
+                f"target_scale must not be {self.target_scale!r}": (
+                    bool(self.target_scale) != has_numbers
+                ),
+                "target_units must have one unit for each number": (
+                    len(self.target_units) not in (0, has_numbers * number)
+                ),
+                f"validation must not be {self.validation}": (
+                    not has_numbers and (self.validation or 0) > 1
+                ),
+                "calibration has knots of other classes": knots
+                and (
+                    has_numbers
+                    or len(knots) != (2 if self.link in ("dot", "mlp") else number)
+                ),
+                "calibration does not fit the target": thresholds
+                and (
+                    score not in fitting[self.target_kind]
+                    or len(thresholds) != (1 if self.target_kind == CLASSES else number)
+                ),
+                "calibration needs a model of nodes of one kind": (
+                    score == DIFFUSED and not is_node
+                ),
+            },
+            ValueError,
+        )
 
 
 def _is_plausible(name: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import RunError, refuse
 from flower_fgl.core.score_names import (
     EXTRA_SCORES,
     NUMBER_SCORES,
@@ -397,23 +397,21 @@ def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:
 
 def _require_fitting(config: Row, summary: Row, folder: Path) -> None:
     """Raise an error if the settings and the summary are not of one run."""
-    for key in {"method", "seed"} & config.keys() & summary.keys():
-        if summary[key] != config[key]:
-            raise RunError(
-                f"{folder} mixes two runs: {key} is {config[key]!r} in {CONFIG_FILE} and "
-                f"{summary[key]!r} in {SUMMARY}. {MEND}"
-            )
-    if summary["status"] not in STATUSES:
-        raise RunError(
-            f"{folder / SUMMARY} is damaged: its status is {summary['status']!r}, none of "
-            f"{', '.join(STATUSES)}. {MEND}"
-        )
-    count = summary.get("rounds", 0)
-    if type(count) is not int:
-        raise RunError(f"{folder / SUMMARY} is damaged: rounds is {count!r}. {MEND}")
+    reasons: dict[str, object] = {
+        f"{folder} mixes two runs: {key} is {config[key]!r} in {CONFIG_FILE} and "
+        f"{summary[key]!r} in {SUMMARY}. {MEND}": summary[key] != config[key]
+        for key in {"method", "seed"} & config.keys() & summary.keys()
+    }
+    where, count = f"{folder / SUMMARY} is damaged", summary.get("rounds", 0)
+    reasons |= {
+        f"{where}: its status is {summary['status']!r}, none of {', '.join(STATUSES)}. "
+        f"{MEND}": summary["status"] not in STATUSES,
+        f"{where}: rounds is {count!r}. {MEND}": type(count) is not int,
+    }
     entries = {key: summary.get(key) for key in ("best", "last", "finetuned")}
-    for key, entry in entries.items():
-        if entry is not None and not (isinstance(entry, dict) and "round" in entry):
-            raise RunError(
-                f'{folder / SUMMARY} is damaged: "{key}" holds no scores. {MEND}'
-            )
+    reasons |= {
+        f'{where}: "{key}" holds no scores. {MEND}': entry is not None
+        and not (isinstance(entry, dict) and "round" in entry)
+        for key, entry in entries.items()
+    }
+    refuse(reasons, RunError)

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
-from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.core.errors import FglError, RunError, refuse
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.core.options import parse_settings
 from flower_fgl.core.schema import TypedModel
@@ -92,31 +92,30 @@ def _statistics(
 ) -> tuple[Tensor, Tensor] | None:
     """Take a data owner's statistics of nodes or edges out of the tensors of a file."""
     found = [tensors.pop(name) for name in names if name in tensors]
-    is_of_nodes = names == SCALING
-    if not found and (card.scaling != "kept" or not is_of_nodes):
+    is_of_nodes, is_kept = names == SCALING, card.scaling == "kept"
+    if not found and not (is_kept and is_of_nodes):
         return None
     width = card.num_features if is_of_nodes else len(found[0].flatten())
-    if card.scaling != "kept" or not _is_scale(found, width):
-        raise RunError(
-            f"it describes {card.num_features} features with scaling {card.scaling!r}, "
-            f"but its statistics of the features{'' if is_of_nodes else ' of edges'} do "
-            "not fit that"
-        )
+    text = (
+        f"it describes {card.num_features} features with scaling {card.scaling!r}, "
+        f"but its statistics of the features{'' if is_of_nodes else ' of edges'} do "
+        "not fit that"
+    )
+    refuse({text: not is_kept or not _is_scale(found, width)}, RunError)
     return found[0], found[1]
 
 
 def _target_scale(card: ModelCard, tensors: dict[str, Tensor]) -> TargetScale | None:
     """Take the scale of the numbers out of the tensors of a file, if it must have one."""
     found = [tensors.pop(name) for name in TARGET_SCALE if name in tensors]
-    width = card.target.width
-    if card.target_scale != "kept" and not found:
-        is_plain = card.target_scale == "none"
-        return TargetScale.identity(width) if is_plain else None
-    if card.target_scale != "kept" or not _is_scale(found, width):
-        raise RunError(
-            f"it describes {width} targets with the scale {card.target_scale!r}, but "
-            "their mean and standard deviation do not fit that"
-        )
+    width, is_kept = card.target.width, card.target_scale == "kept"
+    if not found and not is_kept:
+        return TargetScale.identity(width) if card.target_scale == "none" else None
+    text = (
+        f"it describes {width} targets with the scale {card.target_scale!r}, but "
+        "their mean and standard deviation do not fit that"
+    )
+    refuse({text: not is_kept or not _is_scale(found, width)}, RunError)
     return TargetScale(*found)
 
 
@@ -147,13 +146,9 @@ def _require_fit(
         for state in (tensors, model.state_dict())
     )
     if found != expected:
-        text = f"its weights do not match {card.model}"
-        if found.keys() - expected.keys():
-            text += (
-                f": {card.method} predicts with its own network, which the file does "
-            )
-            text += "not describe"
-        raise RunError(text)
+        own = f": {card.method} predicts with its own network, which the file does not "
+        end = f"{own}describe" if found.keys() - expected.keys() else ""
+        raise RunError(f"its weights do not match {card.model}{end}")
 
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:

@@ -47,35 +47,16 @@ class Tracker:
     """
 
     def on_start(self, folder: Path, config: Row, first_round: int) -> None:
-        """Begin, or continue, a run.
+        """Begin, or continue, a run in its folder, with all its settings.
 
-        Parameters
-        ----------
-        folder : Path
-            Run folder.
-        config : mapping of str to bool, int, float, str or a mapping of these
-            All settings.
-        first_round : int
-            Next round: 1, or more if the run resumes.
+        ``first_round`` is the next round: 1, or more if the run resumes.
         """
 
     def on_round(self, row: Row) -> None:
-        """Report a round.
-
-        Parameters
-        ----------
-        row : mapping
-            Row of ``rounds.jsonl``; :func:`scalars_of` flattens it.
-        """
+        """Report a round: its row of ``rounds.jsonl``; :func:`scalars_of` flattens it."""
 
     def on_end(self, summary: Row) -> None:
-        """End the run.
-
-        Parameters
-        ----------
-        summary : mapping
-            Content of ``summary.json``, whose ``status`` says how the run ended.
-        """
+        """End the run; the ``status`` of its ``summary.json`` says how."""
 
 
 class TrackerGroup(Tracker):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
@@ -108,25 +108,17 @@ def require_empty(folder: Path) -> None:
         )
 
 
-class RoundCallback(Protocol):
-    """What the writer calls of :class:`flower_fgl.runs.trackers.Tracker`."""
-
-    def on_round(self, row: Row) -> None:
-        """Report a round."""
-
-
 class RunWriter:
     """Write the files of one run folder; :meth:`create` makes a new one.
 
-    ``on_round``, and the tracker, get the row of each round. ``rounds`` holds the rows
-    of all rounds so far, for the summary.
+    ``listeners`` get the row of each round. ``rounds`` holds the rows of all rounds so
+    far, for the summary.
     """
 
     def __init__(self, folder: Path, on_round: OnRound | None = None) -> None:
         self.folder = folder
-        self.on_round = on_round
+        self.listeners = [] if on_round is None else [on_round]
         self.rounds: list[Row] = []
-        self.tracker: RoundCallback | None = None
         self._settings: tuple[Row, Mapping[str, str]] = ({}, {})
         self._about = ""
         self._origin: Row = {}
@@ -207,10 +199,8 @@ class RunWriter:
         """
         self.rounds.append(row)
         self._append(ROUNDS, [row])
-        if self.tracker is not None:
-            self.tracker.on_round(row)
-        if self.on_round is not None:
-            self.on_round(row)
+        for listener in self.listeners:
+            listener(row)
 
     def describe_clients(self, rows: Sequence[Row]) -> None:
         """Append the clients' descriptions; store their number if ``clients`` is 0."""

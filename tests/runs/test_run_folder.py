@@ -574,11 +574,12 @@ def test_the_rows_are_on_disk_before_a_checkpoint_that_follows_them(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    sync, replace = checkpoints.sync_file, os.replace
+    sync, replace = checkpoints.sync_path, os.replace
 
-    def sync_file(path: Path) -> None:
+    def sync_path(path: Path) -> None:
         assert path.exists()
-        calls.append(path.name)
+        if path.is_file():
+            calls.append(path.name)
         sync(path)
 
     def replace_folder(source: Path, target: Path) -> None:
@@ -586,7 +587,7 @@ def test_the_rows_are_on_disk_before_a_checkpoint_that_follows_them(
             calls.append(Path(target).name)
         replace(source, target)
 
-    monkeypatch.setattr(checkpoints, "sync_file", sync_file)
+    monkeypatch.setattr(checkpoints, "sync_path", sync_path)
     monkeypatch.setattr(os, "replace", replace_folder)
     simulate("fedavg", **{**small, "rounds": 2, "checkpoint_every": 1})
     logs = ["rounds.jsonl", "clients.jsonl"]
