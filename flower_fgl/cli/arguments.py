@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, kebab, load_toml
+from flower_fgl.core.options import Scalar, fields_by_key, kebab, load_toml
 from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.core.unused_settings import (
     DATA_SETTINGS,
@@ -157,10 +157,8 @@ def _declared(key: str) -> tuple[Field[Any] | None, type | None]:
     if dot:
         row = METHODS.get(table)
         cls = SyntheticSettings if table == "synthetic" else row and row.settings
-    for field in fields(cls) if cls else ():
-        if kebab(field.name) == name:
-            return field, get_type_hints(cls)[field.name]
-    return None, None
+    field = fields_by_key(cls).get(name) if cls else None
+    return field, get_type_hints(cls)[field.name] if field else None
 
 
 WIDE = 160
@@ -308,8 +306,10 @@ class _Command(TyperCommand):
                 ):
                     name = max(param.opts, key=len)
                     hint = f" Several values are a list: {name} A,B."
-                    settings = {field.name for field in fields(GeneralSettings)}
-                    is_list = ctx.command.name == "run" and param.name in settings
+                    is_setting = kebab(param.name or "") in fields_by_key(
+                        GeneralSettings
+                    )
+                    is_list = ctx.command.name == "run" and is_setting
                     raise ConfigError(
                         f"{name} is given {number} times: give it once."
                         f"{hint if is_list else ''}"

@@ -20,7 +20,7 @@ from flower_fgl.cli.progress import GridProgress
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.settings import GeneralSettings, without_names
+from flower_fgl.core.settings import GeneralSettings, listed_names
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
@@ -73,7 +73,7 @@ def run_all(
     else:
         experiment = read_experiment(experiment_file)
         if without:
-            before = without_names(str(experiment.config.get("without-owners", "")))
+            before = listed_names(str(experiment.config.get("without-owners", "")))
             left_out = ",".join(dict.fromkeys([*before, *without]))
             # the owners are counted again
             options = {**options, "without-owners": left_out, "clients": 0}

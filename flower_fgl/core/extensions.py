@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Literal, TypeVar
@@ -42,35 +41,28 @@ _registered: Registered = {"methods": {}, "backbones": {}, "datasets": {}}
 _refused: dict[str, dict[str, str]] = {"methods": {}, "backbones": {}, "datasets": {}}
 
 
-@dataclass(frozen=True)
-class Installed:
-    """One row that an installed package offers; the entry point refers to it."""
-
-    package: str
-    version: str
-    entry: EntryPoint
-
-    def __str__(self) -> str:
-        """Return the package and the line of its entry points."""
-        entry = self.entry
-        line = f"{entry.group}: {entry.name} = {entry.value}"
-        return f"package {self.package} (entry point {line})"
-
-
 @lru_cache(maxsize=3)
-def installed(kind: Kind) -> Mapping[str, tuple[Installed, ...]]:
+def installed(kind: Kind) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Find the rows of installed packages by sorted name, without importing them."""
-    found: dict[str, dict[tuple[str, str], Installed]] = {}
+    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
     for entry in entry_points(group=f"flower_fgl.{kind}"):
-        package = "unknown" if entry.dist is None else entry.dist.name
-        version = "" if entry.dist is None else entry.dist.version
         # an editable installation may be listed twice
-        rows = found.setdefault(entry.name, {})
-        rows[package, entry.value] = Installed(package, version, entry)
+        found.setdefault(entry.name, {})[_package_of(entry), entry.value] = entry
     return {
         name: tuple(rows[key] for key in sorted(rows))
         for name, rows in sorted(found.items())
     }
+
+
+def _package_of(entry: EntryPoint) -> str:
+    """Return the name of the package that offers a row."""
+    return "unknown" if entry.dist is None else entry.dist.name
+
+
+def _origin(entry: EntryPoint) -> str:
+    """Return package and line of an entry point, for a message."""
+    line = f"{entry.group}: {entry.name} = {entry.value}"
+    return f"package {_package_of(entry)} (entry point {line})"
 
 
 def known_names(kind: Kind) -> set[str]:
@@ -80,22 +72,22 @@ def known_names(kind: Kind) -> set[str]:
 
 def version_of(kind: Kind, name: str) -> str:
     """Return package and version of an installed row, e.g. ``mine 1.0``; else empty."""
-    rows = installed(kind).get(name, ())
-    return f"{rows[0].package} {rows[0].version}" if rows else ""
+    found = next((entry.dist for entry in installed(kind).get(name, ())), None)
+    return f"{found.name} {found.version}" if found else ""
 
 
 def owner_of(kind: Kind, name: str) -> str:
     """Return where a row of another package comes from, for a message; else empty."""
     if name in _registered[kind]:
         return "flower_fgl.register in this process"
-    return " and ".join(str(row) for row in installed(kind).get(name, ()))
+    return " and ".join(map(_origin, installed(kind).get(name, ())))
 
 
 def described(kind: Kind, name: str) -> str:
     """Return a name and where it comes from, for a message: ``"mine" of package …``."""
-    if name in _registered[kind]:
-        return f'"{name}" ({owner_of(kind, name)})'
     owner = owner_of(kind, name)
+    if name in _registered[kind]:
+        return f'"{name}" ({owner})'
     return f'"{name}" of {owner}' if owner else f'"{name}"'
 
 
@@ -210,13 +202,13 @@ class Table(Mapping[str, Row], Generic[Row]):
         return self._installed
 
     def _add(
-        self, table: dict[str, Row], name: str, rows: tuple[Installed, ...]
+        self, table: dict[str, Row], name: str, rows: tuple[EntryPoint, ...]
     ) -> None:
         """Import one installed row; leave it out if it cannot be used."""
         what, is_ours = SINGULAR[self._kind], name in self.own
-        had_torch = "torch" in sys.modules
-        if is_ours or len(rows) > 1:
-            owners = [OURS] * is_ours + [str(row) for row in rows]
+        owners = [OURS] * is_ours + [*map(_origin, rows)]
+        had_torch, problem = "torch" in sys.modules, ""
+        if len(owners) > 1:
             kept = f"That of {OURS} is used." if is_ours else "Neither is used."
             problem = (
                 f'The {what} "{name}" comes from two packages: {" and ".join(owners)}. '
@@ -225,13 +217,11 @@ class Table(Mapping[str, Row], Generic[Row]):
         else:
             try:
                 check_name(self._kind, name)
-                table[name] = self._read(name, rows[0].entry.load())
-                problem = ""
+                table[name] = self._read(name, rows[0].load())
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
                 problem = (
-                    f'The {what} "{name}" of {rows[0]} cannot be used: {reason}. Fix or '
-                    "uninstall the package."
+                    f'The {what} "{name}" of {owners[0]} cannot be used: '
+                    f"{type(error).__name__}: {error}. Fix or uninstall the package."
                 )
         if problem:
             _refused[self._kind][name] = problem
@@ -242,5 +232,5 @@ class Table(Mapping[str, Row], Generic[Row]):
                 "command by seconds. Import torch only in the modules that the row names.",
                 what,
                 name,
-                rows[0],
+                owners[0],
             )

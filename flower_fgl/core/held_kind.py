@@ -15,11 +15,10 @@ from flower_fgl.core.owner_files import (
     GRAPHS,
     RELATIONS,
     find_owner,
-    listed_owners,
     name_of_file,
     owners_in,
 )
-from flower_fgl.core.settings import NUMBER_DATASETS, is_file, without_names
+from flower_fgl.core.settings import NUMBER_DATASETS, is_file, listed_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
 __all__ = ["AUTO", "BROKEN_ARCHIVE", "LABEL", "TARGET", "kind_of_column"]
@@ -90,9 +89,9 @@ def _kinds(values: Mapping[str, Scalar]) -> Iterator[TargetKind]:
     if whole is not None and os.path.isdir(whole):
         found: list[Path | str] = [*owners_in(whole)]
     else:
-        entries = listed_owners(owners)
+        entries = listed_names(owners)
         found = [find_owner(entry, data_dir) or entry for entry in entries]
-    left_out = without_names(str(values.get("without-owners", "")))
+    left_out = listed_names(str(values.get("without-owners", "")))
     for owner in found:
         if isinstance(owner, str):
             yield NUMBERS if owner in NUMBER_DATASETS else CLASSES

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["EDGES", "GRAPHS", "NODES", "RELATIONS", "find_owner", "is_owner"]
-__all__ += ["listed_owners", "name_of_file", "owners_in"]
+__all__ += ["name_of_file", "owners_in"]
 
 NODES, EDGES, GRAPHS = "nodes.csv", "edges.csv", "graphs.csv"
 RELATIONS = "relations.csv"
@@ -29,11 +29,6 @@ def owners_in(folder: Path) -> Iterator[Path]:
 def name_of_file(path: Path) -> str:
     """Return the name of an owner: that of its folder, or of its file without ``.npz``."""
     return path.name.removesuffix(".npz")
-
-
-def listed_owners(owners: str) -> list[str]:
-    """Return the entries of the setting ``owners`` if it is a list."""
-    return [entry for part in owners.split(",") if (entry := part.strip())]
 
 
 def find_owner(text: str, data_dir: Path | None) -> Path | None:

@@ -22,9 +22,8 @@ __all__ = ["ALL_TARGETS", "AUROC_DATASETS", "DATASETS", "EDGE_PARTITIONS"]
 __all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTITIONS"]
 __all__ += ["SHARED_PARTITIONS", "TARGETS", "TRACKERS", "UNSEEN_SETTINGS"]
 __all__ += ["UNSUPPORTED", "GeneralSettings", "SyntheticSettings", "Targets"]
-__all__ += ["has_targets", "is_file", "main_score_of", "names_of_trackers"]
+__all__ += ["has_targets", "is_file", "listed_names", "main_score_of"]
 __all__ += ["needs_classes", "owners_name", "read_num_neighbors", "read_numbers"]
-__all__ += ["without_names"]
 
 DATASETS = [
     *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),
@@ -480,14 +479,8 @@ class GeneralSettings:
         return all(entry in known or entry.startswith("tu:") for entry in entries)
 
 
-def names_of_trackers(track: str) -> list[str]:
-    """Return the trackers that the setting ``track`` names, each once."""
-    names = (name.strip() for name in track.split(","))
-    return list(dict.fromkeys(name for name in names if name))
-
-
-def without_names(text: str) -> list[str]:
-    """Return the names of the setting ``without-owners``."""
+def listed_names(text: str) -> list[str]:
+    """Return the names of a setting such as ``owners``, ``without-owners``, ``track``."""
     return [name for part in text.split(",") if (name := part.strip())]
 
 

@@ -37,11 +37,10 @@ from flower_fgl.core.owner_files import (
     RELATIONS,
     find_owner,
     is_owner,
-    listed_owners,
     name_of_file,
     owners_in,
 )
-from flower_fgl.core.settings import TARGETS, needs_classes, without_names
+from flower_fgl.core.settings import TARGETS, listed_names, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
@@ -89,9 +88,7 @@ def list_owners(config: RunConfig) -> list[Owner]:
     if path is not None and os.path.isdir(path):
         owners = list(_owners_of_folder(path))
     else:
-        owners = [
-            _owner_of_entry(part, config) for part in listed_owners(config.owners)
-        ]
+        owners = [_owner_of_entry(part, config) for part in listed_names(config.owners)]
     counts = Counter(owner.name for owner in owners)
     if len(counts) < len(owners):
         twice = next(name for name, count in counts.items() if count > 1)
@@ -101,7 +98,7 @@ def list_owners(config: RunConfig) -> list[Owner]:
             "them: the name of an owner is the name of its file without .npz, or of its "
             "dataset."
         )
-    left_out = without_names(config.without_owners)
+    left_out = listed_names(config.without_owners)
     for name in left_out:
         if name not in counts:
             raise ConfigError(
@@ -118,7 +115,7 @@ def absolute_owners(owners: str, config: RunConfig) -> str:
     whole = _find(owners, config)
     if whole is not None:
         return str(whole.resolve())
-    parts = [(part, _find(part, config)) for part in listed_owners(owners)]
+    parts = [(part, _find(part, config)) for part in listed_names(owners)]
     return ",".join(
         part if path is None else str(path.resolve()) for part, path in parts
     )

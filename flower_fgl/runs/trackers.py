@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.settings import TRACKERS, names_of_trackers
+from flower_fgl.core.settings import TRACKERS, listed_names
 from flower_fgl.runs.files import CONFIG_FILE, MODEL, SUMMARY, Row, flatten_config
 from flower_fgl.runs.writer import replace_file
 
@@ -236,7 +236,7 @@ def open_trackers(names: str) -> list[Tracker]:
 
     Raises a ConfigError if a name is unknown, or its package is not installed.
     """
-    kinds = [KINDS[name] for name in names_of_trackers(names)]
+    kinds = [KINDS[name] for name in dict.fromkeys(listed_names(names))]
     for kind in kinds:
         if importlib.util.find_spec(kind.package) is None:
             raise ConfigError(

@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 
 from flower_fgl.core import held_kind
-from flower_fgl.core.owner_files import (
-    find_owner,
-    listed_owners,
-    name_of_file,
-    owners_in,
-)
+from flower_fgl.core.owner_files import find_owner, name_of_file, owners_in
+from flower_fgl.core.settings import listed_names
 from flower_fgl.core.targets import CLASSES, NUMBERS
 from flower_fgl.datasets.owners import list_owners
 from flower_fgl.methods import parse_config
@@ -46,7 +42,7 @@ def test_the_working_folder_comes_before_the_data_folder(
     assert find_owner("b", data) == data / "b"
     assert find_owner("c", data) is None
     assert find_owner("x" * 5000, None) is None
-    assert listed_owners(" a,, b ,") == ["a", "b"]
+    assert listed_names(" a,, b ,") == ["a", "b"]
     for owners, kind in (("a,b,b", NUMBERS), ("a, a,b,", CLASSES)):
         values = {"owners": owners, "data-dir": str(data)}
         assert parse_config(values).predicts == kind

@@ -12,7 +12,6 @@ import pytest
 
 from flower_fgl import Run, resume, simulate
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.settings import names_of_trackers
 from flower_fgl.lab.tables.compare import PER_RUN
 from flower_fgl.methods import parse_config
 from flower_fgl.runs import trackers
@@ -42,8 +41,10 @@ class Recorder(Tracker):
         self._record("end", summary)
 
 
-def test_a_tracker_that_is_named_twice_is_one() -> None:
-    assert names_of_trackers("mlflow, wandb,mlflow") == ["mlflow", "wandb"]
+def test_a_tracker_that_is_named_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # is installed
+    found = open_trackers("mlflow, wandb,mlflow")
+    assert [one.package for one in found] == ["mlflow", "wandb"]  # type: ignore[attr-defined]
 
 
 def test_a_tracker_gets_settings_rounds_and_summary(small: dict[str, Any]) -> None:

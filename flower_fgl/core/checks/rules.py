@@ -35,7 +35,7 @@ from flower_fgl.core.settings import (
     GeneralSettings,
     has_targets,
     is_file,
-    names_of_trackers,
+    listed_names,
     read_num_neighbors,
     read_numbers,
 )
@@ -113,7 +113,7 @@ def check_training(s: GeneralSettings, method: Any) -> None:
         }
         | {
             f'Unknown tracker "{name}". {nearest(name, TRACKERS)}': name not in TRACKERS
-            for name in names_of_trackers(s.track)
+            for name in listed_names(s.track)
         }
     )
     check_models(s, method)

@@ -13,7 +13,7 @@ from flower_fgl.core.calibration import least_items
 from flower_fgl.core.checks.rules import describe_sampling, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, first_of
-from flower_fgl.core.settings import has_targets, without_names
+from flower_fgl.core.settings import has_targets, listed_names
 from flower_fgl.core.targets import CLASSES
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description, Rejection
@@ -72,7 +72,7 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
         try:
             kind = Rejection if Rejection.is_in(reply.content) else Description
             answer: Description | Rejection = kind.from_record(reply.content)
-            if answer.name in without_names(config.without_owners):
+            if answer.name in listed_names(config.without_owners):
                 answer = Rejection(answer.name, "without-owners leaves it out")
             out[nodes[index]] = answer
         except Exception as error:  # any failure concerns this reply only
