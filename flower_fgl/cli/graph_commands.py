@@ -203,10 +203,8 @@ def check_node_config(
     values = read_node_config(node_config)
     node = parse_node_config(values)
     # load torch: the text is checked first
+    from flower_fgl.cli.check_graph import inspect_graph
     from flower_fgl.client_apps.runtime.describe import check_node
-    from flower_fgl.datasets.build import reading_options
-    from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
-    from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
 
     check_node({"graph": str(graph), **values}, config, creates=False)
     weaker = broken_floors(
@@ -220,18 +218,9 @@ def check_node_config(
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
-        if config.classifies_graphs:
-            _, problems = inspect_graph_set(
-                Path(node.graph), target_kind=config.target_kind
-            )
-        else:
-            _, problems = inspect_graph_file(
-                Path(node.graph), **reading_options(config)
-            )
+        problems = " ".join(inspect_graph(Path(node.graph), config.flat()).problems)
         if problems:
-            raise DataError(
-                f"The graph of the node config cannot be used: {' '.join(problems)}"
-            )
+            raise DataError(f"The graph of the node config cannot be used: {problems}")
         notes.append("the node config names another graph than the one checked here")
     return node, notes
 

@@ -103,9 +103,7 @@ class RunFolder:
         """Return a run as one of this class."""
         if isinstance(run, cls):
             return run
-        return cls(
-            run.path, run.config, run.sources, run.summary, run.rounds, run.clients
-        )
+        return cls(**vars(run))
 
     @property
     def status(self) -> str:
