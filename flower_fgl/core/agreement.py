@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from flower_fgl.core.errors import first_of
+from flower_fgl.core.errors import clip, first_of
 from flower_fgl.core.schema import Schema
 
 __all__ = ["NOT_PREPARED", "Told", "agree_classes", "classes_apart", "column_order"]
@@ -79,8 +79,6 @@ UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}
 WHOLE = re.compile(r"[+-]?\d{1,300}(\.0*)?")
 """A whole number; no class name is longer, and ``int`` refuses very long texts."""
 BOOLEANS = {"false": "0", "true": "1"}
-MOST_SHOWN = 80
-"""Characters of a class name, or of several, that a reason quotes."""
 MOST_OWNERS = 5
 """Owners whose classes a reason lists."""
 
@@ -144,8 +142,8 @@ def odd_spellings(
             if not rival:
                 continue  # the other spelling is gone with its owners
             reasons[owner] = (
-                f'it spells a {noun} "{_shortened(name)}", and {holder[rival]} spells it '
-                f'"{_shortened(rival)}". They are matched by name: spell each {noun} in '
+                f'it spells a {noun} "{clip(name)}", and {holder[rival]} spells it '
+                f'"{clip(rival)}". They are matched by name: spell each {noun} in '
                 "one way at all owners."
             )
             gone.update(set(lists[owner]))
@@ -164,11 +162,6 @@ def _rival(name: str, top: Sequence[tuple[str, int]]) -> str:
     return others[0][0] if others and others[0][1] == most else ""
 
 
-def _shortened(text: str) -> str:
-    """Return the start of a text."""
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
-
-
 def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]:
     """Find data owners of which no other owner has any class.
 
@@ -177,7 +170,7 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
     """
     holders = Counter(name for own in lists.values() for name in set(own))
     lone = {
-        owner: _shortened(", ".join(own))
+        owner: clip(", ".join(own))
         for owner, own in lists.items()
         if len(lists) > 1 and all(holders[name] == 1 for name in own)
     }
