@@ -1,4 +1,7 @@
-"""Kind of target that graph files hold, from the names of their arrays and columns."""
+"""Files of data owners: which they are, and the kind of target that they hold.
+
+Only names of files, arrays and columns are read; the module loads no torch.
+"""
 
 import csv
 import os
@@ -11,19 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.owner_files import (
-    GRAPHS,
-    RELATIONS,
-    find_owner,
-    name_of_file,
-    owners_in,
-)
 from flower_fgl.core.settings import NUMBER_DATASETS, is_file, listed_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
-__all__ = ["AUTO", "BROKEN_ARCHIVE", "LABEL", "TARGET", "kind_of_column"]
-__all__ += ["kind_of_most", "with_held_kind"]
+__all__ = ["AUTO", "BROKEN_ARCHIVE", "EDGES", "GRAPHS", "LABEL", "NODES", "RELATIONS"]
+__all__ += ["TARGET", "find_owner", "is_owner", "kind_of_column", "kind_of_most"]
+__all__ += ["name_of_file", "owners_in", "with_held_kind"]
 
+NODES, EDGES, GRAPHS = "nodes.csv", "edges.csv", "graphs.csv"
+RELATIONS = "relations.csv"
+TABLES = (NODES, GRAPHS, RELATIONS)
+"""Tables by which the folder of one owner is recognized."""
 AUTO = "auto"
 LABEL, TARGET = "label:", "target:"
 """Beginnings of the names of columns of labels and of numbers."""
@@ -38,6 +39,32 @@ BROKEN_ARCHIVE = (
     zlib.error,
 )
 """Exceptions of ``zipfile`` for malformed archives."""
+
+
+def is_owner(path: Path) -> bool:
+    """Return whether a path is a graph file, or a folder with the tables of one owner."""
+    if os.path.isdir(path):
+        return any(os.path.exists(path / table) for table in TABLES)
+    return path.suffix == ".npz"
+
+
+def owners_in(folder: Path) -> Iterator[Path]:
+    """Yield the graph files and CSV folders in a folder, but no hidden ones."""
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return filter(is_owner, visible)
+
+
+def name_of_file(path: Path) -> str:
+    """Return the name of an owner: that of its folder, or of its file without ``.npz``."""
+    return path.name.removesuffix(".npz")
+
+
+def find_owner(text: str, data_dir: Path | None) -> Path | None:
+    """Return an existing path, in the working folder or in the data folder."""
+    path = Path(os.path.expanduser(text))
+    places = (path,) if data_dir is None else (path, data_dir / path)
+    # Path.exists raises an error for long names
+    return next((place for place in places if os.path.exists(place)), None)
 
 
 def with_held_kind(

@@ -29,8 +29,7 @@ from flower_fgl.core.agreement import (
 from flower_fgl.core.atomic import cache_folder, data_folder
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
-from flower_fgl.core.options import nearest
-from flower_fgl.core.owner_files import (
+from flower_fgl.core.held_kind import (
     EDGES,
     GRAPHS,
     NODES,
@@ -40,6 +39,7 @@ from flower_fgl.core.owner_files import (
     name_of_file,
     owners_in,
 )
+from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import TARGETS, listed_names, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split

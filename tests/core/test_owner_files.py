@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_fgl.core import held_kind
-from flower_fgl.core.owner_files import find_owner, name_of_file, owners_in
+from flower_fgl.core.held_kind import find_owner, name_of_file, owners_in
 from flower_fgl.core.settings import listed_names
 from flower_fgl.core.targets import CLASSES, NUMBERS
 from flower_fgl.datasets.owners import list_owners

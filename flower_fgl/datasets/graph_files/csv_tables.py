@@ -20,7 +20,7 @@ from flower_fgl.core.errors import (
     has_control_characters,
     show_path,
 )
-from flower_fgl.core.owner_files import NODES
+from flower_fgl.core.held_kind import NODES
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,

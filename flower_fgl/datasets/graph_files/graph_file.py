@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
-from flower_fgl.core.owner_files import GRAPHS, RELATIONS, is_owner
+from flower_fgl.core.held_kind import GRAPHS, RELATIONS, is_owner
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import (
     Graph,

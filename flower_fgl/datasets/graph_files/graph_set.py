@@ -19,7 +19,7 @@ from flower_fgl.core.errors import (
     has_control_characters,
     show_path,
 )
-from flower_fgl.core.owner_files import GRAPHS, NODES
+from flower_fgl.core.held_kind import GRAPHS, NODES
 from flower_fgl.datasets.client_graph import GraphDataset, Scaling
 from flower_fgl.datasets.graph_files.archive import Array, integers, read_arrays
 from flower_fgl.datasets.graph_files.csv_rows import Wanted

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
-from flower_fgl.core.owner_files import EDGES, GRAPHS, NODES, RELATIONS
+from flower_fgl.core.held_kind import EDGES, GRAPHS, NODES, RELATIONS
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,

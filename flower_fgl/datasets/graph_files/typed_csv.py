@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, first_of, show_path
-from flower_fgl.core.owner_files import EDGES, GRAPHS, NODES, RELATIONS
+from flower_fgl.core.held_kind import EDGES, GRAPHS, NODES, RELATIONS
 from flower_fgl.core.schema import NAME, Schema, Triple, has_name
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import EdgeTable, NodeDataset

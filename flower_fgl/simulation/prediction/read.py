@@ -12,8 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.agreement import differing_recipes, whole_recipe
 from flower_fgl.core.errors import DataError, ErrorCollector, show_path
-from flower_fgl.core.held_kind import BROKEN_ARCHIVE
-from flower_fgl.core.owner_files import GRAPHS
+from flower_fgl.core.held_kind import BROKEN_ARCHIVE, GRAPHS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.csv_rows import csv_cells
