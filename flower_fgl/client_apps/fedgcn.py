@@ -175,8 +175,9 @@ class FedGCNClientApp(FedAvgClientApp):
         places = client.state.group(KEPT).get("other", none)
         own, hops = listed_of(client), client.config.method_config.hops
         num_other = len(places) if hops == 2 else 0
-        spec = (len(own) + num_other, client.data.graph.num_features, num_other)
-        found = fedgcn.CompletedSums.from_record(opened.message.content, spec)
+        sizes = {"n": len(own) + num_other, "h": num_other}
+        sizes["d"] = client.data.graph.num_features
+        found = fedgcn.CompletedSums.from_record(opened.message.content, sizes)
         # rows come ascending by what was sent; codes have another order in each run
         order = listed_ids(client).argsort()
         order_other = sent_border(client).outside[places[:num_other]].argsort()

@@ -128,8 +128,3 @@ class CompletedSums(ArrayPayload):
     sums: Annotated[Tensor, torch.float32, "n", "d"]
     degrees: Annotated[Tensor, torch.float32, "h"]
     records = ("completed",)
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack; ``spec`` = (n, d, h)."""
-        return super().from_record(content, dict(zip("ndh", spec, strict=True)))

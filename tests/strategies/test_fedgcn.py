@@ -299,7 +299,9 @@ def test_malformed_payloads_are_refused() -> None:
     )
     assert torch.equal(rebuilt(part, (4, 3)).sums, part.sums)
     complete = CompletedSums(torch.ones(3, 2), torch.ones(1))
-    assert torch.equal(rebuilt(complete, (3, 2, 1)).degrees, torch.ones(1))
+    assert torch.equal(
+        rebuilt(complete, {"n": 3, "d": 2, "h": 1}).degrees, torch.ones(1)
+    )
     wrong: list[Callable[[], Any]] = [
         lambda: rebuilt(good, 1),
         lambda: rebuilt(good, 2, own=torch.tensor([4, 1])),
@@ -312,8 +314,8 @@ def test_malformed_payloads_are_refused() -> None:
         lambda: rebuilt(part, (4, 3), rows=torch.tensor([-1, 2], dtype=torch.int32)),
         lambda: rebuilt(part, (4, 3), degrees=torch.ones(3)),
         lambda: rebuilt(part, (4, 3), sums=torch.full((2, 3), torch.nan)),
-        lambda: rebuilt(complete, (2, 2, 1)),
-        lambda: rebuilt(complete, (3, 2, 0)),
+        lambda: rebuilt(complete, {"n": 2, "d": 2, "h": 1}),
+        lambda: rebuilt(complete, {"n": 3, "d": 2, "h": 0}),
     ]
     for make in wrong:
         with pytest.raises(PayloadError):

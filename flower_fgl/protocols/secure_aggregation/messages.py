@@ -1,13 +1,13 @@
 """Payloads of secure aggregation; all fields have fixed sizes.
 
 Letters: n sampled clients, of which m sent shares and s are in the sum; L numbers summed.
+The size N of a payload is the number of its ``ids``; without them the receiver knows it.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.protocols.arrays import ArrayPayload, check_ascending
@@ -50,17 +50,8 @@ def to_bytes(row: Tensor) -> bytes:
     return bytes(row.numpy().tobytes())
 
 
-class _Counted(ArrayPayload):
-    """Payload whose size N is the number of its ``ids``, or the ``spec`` without them."""
-
-    @classmethod
-    def from_record(cls, content: RecordDict, spec: int | None = None) -> Self:
-        """Unpack and check."""
-        return super().from_record(content, None if spec is None else {"N": spec})
-
-
 @dataclass(frozen=True)
-class PublicKey(_Counted):
+class PublicKey(ArrayPayload):
     """The key, 32 bytes, with which others encrypt shares to a client.
 
     A data owner with an identity sends :meth:`.identities.Identity.card`, 128 bytes.
@@ -81,7 +72,7 @@ class PublicKey(_Counted):
 
 
 @dataclass(frozen=True)
-class Roster(_Counted):
+class Roster(ArrayPayload):
     """The sampled clients and their keys: 40·n bytes down, 136·n with identities.
 
     The clients are ascending. With an identity of any client all keys have 128 bytes,
@@ -94,7 +85,7 @@ class Roster(_Counted):
 
 
 @dataclass(frozen=True)
-class Offer(_Counted):
+class Offer(ArrayPayload):
     """Mask key of a client and the shares of its secrets: 48 + 158·n bytes up.
 
     ``sealed`` has one row encrypted to each client of the roster: shares of seed and mask
@@ -109,7 +100,7 @@ class Offer(_Counted):
 
 
 @dataclass(frozen=True)
-class Peers(_Counted):
+class Peers(ArrayPayload):
     """Clients that sent shares, and their shares for the receiver: 134·m bytes down."""
 
     ids: Annotated[Tensor, torch.int64, "N", check_ascending]
@@ -118,7 +109,7 @@ class Peers(_Counted):
 
 
 @dataclass(frozen=True)
-class MaskedUpload(_Counted):
+class MaskedUpload(ArrayPayload):
     """A masked vector: 8·L bytes up for L numbers modulo 2^64, one of them the witness."""
 
     vector: Annotated[Tensor, torch.int64, "N"]
@@ -126,7 +117,7 @@ class MaskedUpload(_Counted):
 
 
 @dataclass(frozen=True)
-class Survivors(_Counted):
+class Survivors(ArrayPayload):
     """The clients whose masked vectors are in the sum: 8·s bytes down."""
 
     ids: Annotated[Tensor, torch.int64, "N", check_ascending]
@@ -134,7 +125,7 @@ class Survivors(_Counted):
 
 
 @dataclass(frozen=True)
-class Tags(_Counted):
+class Tags(ArrayPayload):
     """Authentication codes of what a client has seen, one per survivor: 16·s bytes up."""
 
     tags: Annotated[Tensor, torch.uint8, "N", TAG_BYTES]
@@ -142,7 +133,7 @@ class Tags(_Counted):
 
 
 @dataclass(frozen=True)
-class Confirmations(_Counted):
+class Confirmations(ArrayPayload):
     """The codes that the c clients ``ids`` made for the receiver: 24·c bytes down."""
 
     ids: Annotated[Tensor, torch.int64, "N", check_ascending]
@@ -151,7 +142,7 @@ class Confirmations(_Counted):
 
 
 @dataclass(frozen=True)
-class Reveal(_Counted):
+class Reveal(ArrayPayload):
     """One share per client of :class:`Peers`: 33·m bytes up.
 
     It is of the seed for clients in the sum, of the mask key for clients that dropped out.

@@ -5,7 +5,8 @@ Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the clients in
 that :meth:`SecureRound.confirm` is called for.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ from flower_fgl.protocols.secure_aggregation.keys import (
 from flower_fgl.protocols.secure_aggregation.quantization import WITNESS, Vector, decode
 
 __all__ = ["SecureRound"]
+
+Kind = TypeVar("Kind")
 
 
 class SecureRound:
@@ -62,14 +65,8 @@ class SecureRound:
 
     def peers(self) -> dict[int, messages.Peers]:
         """Return, per client that sent an offer, the part of its training message."""
-        ids = sorted(self.offers)
-        rows = torch.tensor([self.asked.index(pid) for pid in ids])
-        # (sender, receiver, bytes)
-        sealed = torch.stack([self.offers[pid].sealed[rows] for pid in ids])
-        return {
-            pid: messages.Peers(torch.tensor(ids), sealed[:, to].contiguous())
-            for to, pid in enumerate(ids)
-        }
+        sealed = {pid: offer.sealed for pid, offer in self.offers.items()}
+        return _for_each(messages.Peers, sealed, self.asked)
 
     def survivors(self, partition_ids: Iterable[int]) -> messages.Survivors:
         """Fix the clients whose vectors are summed."""
@@ -83,16 +80,8 @@ class SecureRound:
 
     def confirmations(self) -> dict[int, messages.Confirmations]:
         """Return, per client that sent codes, the codes that were made for it."""
-        ids = sorted(self.confirmed)
-        # (sender, receiver, bytes)
-        tags = torch.stack([self.confirmed[pid].tags for pid in ids])
-        place = {pid: self._in_sum.index(pid) for pid in ids}
-        return {
-            pid: messages.Confirmations(
-                torch.tensor(ids), tags[:, place[pid]].contiguous()
-            )
-            for pid in ids
-        }
+        tags = {pid: sent.tags for pid, sent in self.confirmed.items()}
+        return _for_each(messages.Confirmations, tags, self._in_sum)
 
     def take(self, partition_id: int, reveal: messages.Reveal) -> None:
         """Store the shares that a client reveals, if all match their senders' digests."""
@@ -161,3 +150,18 @@ class SecureRound:
                 f"{self.threshold} of {len(self.asked)} are needed."
             )
         return combine(dict(shares[: self.threshold]))
+
+
+def _for_each(
+    kind: Callable[[Tensor, Tensor], Kind],
+    sent: Mapping[int, Tensor],
+    receivers: list[int],
+) -> dict[int, Kind]:
+    """Return what the senders have for each of them; a row is for one of ``receivers``."""
+    ids = sorted(sent)
+    rows = torch.tensor([receivers.index(pid) for pid in ids])
+    table = torch.stack([sent[pid][rows] for pid in ids])  # (sender, receiver, bytes)
+    return {
+        pid: kind(torch.tensor(ids), table[:, to].contiguous())
+        for to, pid in enumerate(ids)
+    }

@@ -75,7 +75,7 @@ class SecureExchanges:
             server_round=server_round,
             share=self._messenger.config.secure_threshold,
         )
-        number = len(current.asked)
+        number = {"N": len(current.asked)}
         requests = dict.fromkeys(current.asked, current.roster())
         self._messenger.read_each(
             self._messenger.ask(server_round, messages.SHARES, requests),
@@ -92,7 +92,7 @@ class SecureExchanges:
         if self._round is None or self._round.number != server_round:
             return Empty()
         self._shapes = self._up.summand_shapes(spec)
-        number = 1 + num_entries(self._shapes)
+        number = {"N": 1 + num_entries(self._shapes)}
         return read_payload(messages.MaskedUpload, content, number, beside=[METRICS])
 
     def close(self, uploads: Mapping[int, messages.MaskedUpload]) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class SecureExchanges:
             raise PayloadError("No round of secure aggregation is open.")
         self._require(current, len(uploads), "sent a masked sum")
         requests = dict.fromkeys(uploads, current.survivors(uploads))
-        number = len(uploads)
+        number = {"N": len(uploads)}
         self._messenger.read_each(
             self._messenger.ask(current.number, messages.CHECK, requests),
             lambda pid, content: current.confirm(
@@ -112,7 +112,7 @@ class SecureExchanges:
         self._require(
             current, len(current.confirmed), "confirmed the clients in the sum"
         )
-        number = len(current.offers)
+        number = {"N": len(current.offers)}
         self._messenger.read_each(
             self._messenger.ask(
                 current.number, messages.UNMASK, current.confirmations()
@@ -149,7 +149,7 @@ class SecureExchanges:
             )
         ids = self.open(server_round, sorted(payloads))
         self._shapes = up.summand_shapes(spec)
-        number = 1 + num_entries(self._shapes)
+        number = {"N": 1 + num_entries(self._shapes)}
         uploads = {}
         if len(ids) == len(payloads):
             answers = self._messenger.ask(

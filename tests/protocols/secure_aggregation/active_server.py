@@ -136,7 +136,7 @@ class ActiveServer:
         ids = sorted(roster)
         payload = Roster(torch.tensor(ids), from_bytes([keys[p] for p in ids]))
         reply = self.ask(pid, "query.secure_shares", payload.to_record(), server_round)
-        return Offer.from_record(reply, len(ids))
+        return Offer.from_record(reply, {"N": len(ids)})
 
     def train(
         self, pid: int, peers: Iterable[int], rosters: Lists,
@@ -147,7 +147,7 @@ class ActiveServer:
         payload = Peers(torch.tensor(ids), torch.stack(sealed))
         content = {**payload.to_record(), **(weights or self.weights).to_record()}
         reply = self.ask(pid, "train", content, server_round)
-        upload = MaskedUpload.from_record(reply, 1 + num_entries(self.summands))
+        upload = MaskedUpload.from_record(reply, {"N": 1 + num_entries(self.summands)})
         return upload.vector.numpy().view(np.uint64).copy()
 
     def check(
@@ -156,7 +156,9 @@ class ActiveServer:
         ids = sorted(alive)
         payload = Survivors(torch.tensor(ids))
         reply = self.ask(pid, "query.secure_check", payload.to_record(), server_round)
-        return dict(zip(ids, Tags.from_record(reply, len(ids)).tags, strict=True))
+        return dict(
+            zip(ids, Tags.from_record(reply, {"N": len(ids)}).tags, strict=True)
+        )
 
     def unmask(
         self, pid: int, peers: Iterable[int], codes: Mapping[int, torch.Tensor],
@@ -167,7 +169,7 @@ class ActiveServer:
             torch.tensor(sorted(codes)), torch.stack([codes[p] for p in sorted(codes)])
         )
         reply = self.ask(pid, "query.secure_unmask", payload.to_record(), server_round)
-        shares = Reveal.from_record(reply, len(ids)).shares
+        shares = Reveal.from_record(reply, {"N": len(ids)}).shares
         return dict(zip(ids, map(to_bytes, shares), strict=True))
 
     # ------------------------------------------------------------- a whole round
