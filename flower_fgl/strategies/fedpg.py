@@ -39,7 +39,7 @@ from flower_fgl.protocols.prototypes import (
     no_prototypes,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
+from flower_fgl.strategies.fedproto import PrototypeTrainer
 
 __all__ = ["FedPG"]
 

@@ -9,19 +9,22 @@ C̄^(j)        ``FedProto.prototypes``
 ===========  =====================================
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import (
+    PrototypeGenerator,
     class_spread,
     mean_prototypes,
     topology_loss,
 )
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedtgp import FedTGPSettings
+from flower_fgl.nn import optimizers
 from flower_fgl.protocols.prototypes import (
     CountedTable,
     LocalPrototypes,
@@ -29,9 +32,8 @@ from flower_fgl.protocols.prototypes import (
     no_prototypes,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
-__all__ = ["FedDistill", "FedProto", "FedTGP"]
+__all__ = ["FedDistill", "FedProto", "FedTGP", "PrototypeTrainer"]
 
 SERVER_LR = 0.01
 """FedTGP's learning rate (Adam) of the global prototypes."""
@@ -101,6 +103,50 @@ class FedDistill(FedProto):
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Return the mean of the owners' logits (C, 1, C)."""
         return mean_prototypes(uploads, (counts > 0).long())
+
+
+class PrototypeTrainer:
+    """Generator of prototypes and its Adam optimizer, both kept between rounds.
+
+    ``table`` is (C, H, p). With ``is_fused`` Adam steps in one kernel: faster, and
+    different in the last bits.
+    """
+
+    def __init__(
+        self,
+        table: tuple[int, int, int],
+        *,
+        seed: int,
+        is_normalised: bool,
+        lr: float,
+        weight_decay: float = 0.0,
+        is_fused: bool = False,
+    ) -> None:
+        with seeded(derive_seed(seed, 0, SERVER, "prototypes")):
+            self.generator = PrototypeGenerator(*table, is_normalised=is_normalised)
+        self.optimizer = optimizers.Adam(
+            self.generator.parameters(),
+            lr=lr,
+            weight_decay=weight_decay,
+            fused=is_fused or None,
+        )
+        self.losses: list[float] = []
+
+    def train(self, epochs: int, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Minimise a loss of the prototypes (C, H, p), and return them, one step per epoch.
+
+        ``losses`` stores the values.
+        """
+        self.losses = []
+        for _ in range(epochs):
+            self.optimizer.zero_grad()
+            value = loss(self.generator())
+            value.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.losses.append(float(value.detach()))
+        with torch.no_grad():
+            out: Tensor = self.generator()
+        return out
 
 
 class FedTGP(FedProto):

@@ -19,7 +19,7 @@ from flower_fgl.algorithms.prototypes.universal import (
     personalise_prototypes,
     topology_loss,
 )
-from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
+from flower_fgl.strategies.fedproto import PrototypeTrainer
 
 K, C, H, P = 4, 3, 3, 6
 
