@@ -1,5 +1,6 @@
 """Payloads of methods that send weights in another form, or something else with them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,13 +8,13 @@ from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from flower_fgl.algorithms.fedkd import PARTS, restore
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.arrays import ANY, ArrayPayload, read_arrays
-from flower_fgl.protocols.base import Shapes, TensorPayload, read_tensors
+from flower_fgl.protocols.base import Shapes, TensorPayload, find_record
 from flower_fgl.protocols.fedavg import DescribedWeights, StackedPayload, Weights
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
@@ -252,35 +253,19 @@ class FactoredWeights(TensorPayload):
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
         """Unpack and check; ``spec`` holds the shapes of the whole weights."""
-        found = read_tensors(content, "weights")
-        kept: dict[str, Tensor] = {}
+        arrays = find_record(content, "weights", ArrayRecord) or {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in spec.items():
-            names = [name] if name in found else [f"{name}/{part}" for part in PARTS]
-            missing = [n for n in names if n not in found]
-            if missing:
+            parts = [f"{name}/{part}" for part in PARTS]
+            if parts[1] not in arrays:
+                shapes[name] = shape
+                continue
+            rank = math.prod(arrays[parts[1]].shape)
+            if len(shape) != 2 or not 1 <= rank <= min(shape):
                 raise PayloadError(
-                    f'Record "weights" must have "{name}" or its factors; missing: '
-                    f"{missing}."
+                    f'"weights/{name}" of shape {tuple(shape)} cannot have {rank} '
+                    "singular values."
                 )
-            parts = [found.pop(n) for n in names]
-            expected: list[tuple[int, ...]] = [tuple(shape)]
-            if len(parts) > 1:
-                rank = parts[1].numel()
-                if len(shape) != 2 or not 1 <= rank <= min(shape):
-                    raise PayloadError(
-                        f'"weights/{name}" of shape {tuple(shape)} cannot have {rank} '
-                        "singular values."
-                    )
-                expected = [(shape[0], rank), (rank,), (rank, shape[1])]
-            shapes = [tuple(part.shape) for part in parts]
-            if shapes != expected:
-                raise PayloadError(
-                    f'"weights/{name}" must have arrays of shapes {expected}, got '
-                    f"{shapes}."
-                )
-            kept |= dict(zip(names, parts, strict=True))
-        if found:
-            raise PayloadError(
-                f'Record "weights" has unexpected entries {sorted(found)}.'
-            )
-        return cls(kept)
+            sizes = [(shape[0], rank), (rank,), (rank, shape[1])]
+            shapes |= zip(parts, sizes, strict=True)
+        return super().from_record(content, shapes)

@@ -124,7 +124,7 @@ def test_a_pair_trains_all_parts_and_evaluates_the_teacher() -> None:
 BAD = {
     "missing": {"w/u": (4, 1), "w/s": (1,)},
     "singular values": {"w/u": (4, 5), "w/s": (5,), "w/v": (5, 6)},
-    "shapes": {"w/u": (4, 2), "w/s": (2,), "w/v": (1, 6)},
+    "must have shape": {"w/u": (4, 2), "w/s": (2,), "w/v": (1, 6)},
     "unexpected": {"w": (4, 6), "x": (1,)},
 }
 
