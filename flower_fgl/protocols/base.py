@@ -34,7 +34,7 @@ from flower_fgl.core.score_names import DIAGRAM, EXTRA_SCORES
 
 __all__ = ["CONFIG", "DESCRIBE", "INFO", "LARGEST", "MAX_NAME", "METRICS", "RESUME"]
 __all__ += ["Empty", "Payload", "ReplyMetrics", "TensorPayload", "check_size"]
-__all__ += ["check_tensor", "pack_bits", "read_loss", "read_metrics", "read_payload"]
+__all__ += ["check_tensor", "pack_bits", "read_metrics", "read_payload"]
 __all__ += ["read_tensors", "record_bytes", "unpack_bits"]
 __all__ += ["write_metrics", "write_scores", "write_tensors"]
 
@@ -492,16 +492,20 @@ def write_metrics(
 
 @dataclass(frozen=True)
 class ReplyMetrics:
-    """The checked metrics of a reply, and the process that handled the message."""
+    """The checked metrics of a reply, and the process that handled the message.
+
+    The ``loss`` is NaN if the client's floors withhold it.
+    """
 
     scores: dict[str, dict[str, dict[str, Any]]]
     seconds: dict[str, float]
     terms: dict[str, float]
     worker: int
+    loss: float
 
 
 def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
-    """Read the metrics of a reply except its loss, see :func:`read_loss`.
+    """Read the metrics of a reply.
 
     Raises a PayloadError if there are too many metrics, or one has an unknown or long name,
     is no number, or is out of range. Only the scores of a set without nodes may be NaN.
@@ -512,7 +516,8 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
     worker = metrics.get("worker", 0)
     if not isinstance(worker, int) or worker < 0:
         raise PayloadError(f'"worker" must be the number of a process, got {worker!r}.')
-    found = ReplyMetrics({}, {}, {}, worker)
+    loss = _read_number("loss", metrics["loss"]) if "loss" in metrics else math.nan
+    found = ReplyMetrics({}, {}, {}, worker, loss)
     places = _metric_places(tuple(metrics.keys()))
     for parts, (key, value) in zip(places, metrics.items(), strict=True):
         if len(parts) == 3:
@@ -588,13 +593,6 @@ def _check_scores(where: str, values: Mapping[str, Any]) -> None:
             raise PayloadError(
                 f'"{where}/{name}" must lie in [0, 1], got {value} for {count:g} nodes.'
             )
-
-
-def read_loss(metrics: MetricRecord) -> float:
-    """Return the training loss of a reply; NaN if the client's floors withhold it."""
-    if "loss" not in metrics:
-        return math.nan
-    return _read_number("loss", metrics["loss"])
 
 
 Kind = TypeVar("Kind", bound="Payload")

@@ -347,7 +347,9 @@ class FglStrategy(ServerHooks):
         _, metrics = self.aggregate_train(server_round, replies.values())
         is_ok = metrics is not None and self.complete_round(server_round)
         if is_scored:
-            self.evaluate_round(server_round)
+            clock = time.perf_counter()
+            self.evaluate(server_round, self.configure_evaluate(server_round))
+            loop.log.seconds["evaluate"] = time.perf_counter() - clock
         loop.owes_scores = is_scored and not is_ok
         loop.log.close(is_ok=is_ok, min_replies=self.least_replies)
         self.record_round()
@@ -361,16 +363,10 @@ class FglStrategy(ServerHooks):
             )
         return metrics if is_ok else None
 
-    def evaluate_round(self, server_round: int) -> None:
-        """Collect the scores that the training replies did not carry."""
-        clock = time.perf_counter()
-        self.evaluate(server_round, self.configure_evaluate(server_round))
-        self.loop.log.seconds["evaluate"] = time.perf_counter() - clock
-
     def evaluate(self, server_round: int, messages: Sequence[Message]) -> None:
         """Send evaluation messages, if there are any, and store the scores."""
         if messages:
-            replies = self.messenger.evaluate(messages)
+            replies = self.messenger.send(messages).replies
             self.aggregate_evaluate(server_round, replies.values())
 
     def _report_withheld(self) -> None:

@@ -292,7 +292,6 @@ class ServerHooks(Strategy):
                 content.update(self.secure.peers[pid].to_record())
         kind = MessageType.TRAIN + (f".{action}" if action else "")
         messages = self.messenger.address(downloads, kind, settings, server_round)
-        self.loop.log.add_download(self.messenger.by_receiver(messages))
         self.loop.log.expect(partition_ids, ["local"] if is_scored else [])
         if brings_upload:
             self.messenger.note_release(server_round, downloads)

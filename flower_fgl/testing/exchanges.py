@@ -268,7 +268,7 @@ class ExchangeContract(StageContract):
         seen = []
         for _ in range(2):
             stage.strategy.loop.log = RoundLog(1)
-            stage.strategy.evaluate_round(1)
+            stage.strategy.evaluate(1, stage.strategy.configure_evaluate(1))
             assert stage.strategy.loop.log.failures == []
             seen.append(stage.strategy.loop.log.pooled()["local"])
             stage.forget_evaluation()

@@ -15,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import (
     check_tensor,
-    read_loss,
     read_metrics,
     read_tensors,
     record_bytes,
@@ -148,17 +147,17 @@ def test_scores_of_no_node_are_not_numbers() -> None:
 )
 def test_a_loss_that_cannot_be_is_refused(loss: dict[str, object]) -> None:
     with pytest.raises(PayloadError, match="loss"):
-        read_loss(MetricRecord(loss))  # type: ignore[arg-type]
+        read_metrics(MetricRecord(loss))  # type: ignore[arg-type]
 
 
 def test_a_loss_may_be_withheld() -> None:
-    assert math.isnan(read_loss(MetricRecord({"worker": 1})))
+    assert math.isnan(read_metrics(MetricRecord({"worker": 1})).loss)
 
 
 def test_a_large_loss_names_the_largest_number() -> None:
     message = r'"loss" is 3\.45e\+37: numbers may be at most 1e\+15 .*feature-norm'
     with pytest.raises(PayloadError, match=message):
-        read_loss(MetricRecord({"loss": 3.45e37}))
+        read_metrics(MetricRecord({"loss": 3.45e37}))
 
 
 def test_bytes_are_counted_per_record() -> None:

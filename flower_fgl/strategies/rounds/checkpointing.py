@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, first_of, one_line
-from flower_fgl.protocols.base import CONFIG, INFO, RESUME
+from flower_fgl.protocols.base import INFO, RESUME
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.exchanges import SCALE
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
@@ -141,7 +141,6 @@ def _resume_clients(
     messenger: Messenger, checkpoint: Checkpoint, restores_states: bool
 ) -> Mapping[int, int | None]:
     """Rewind all clients; return the rounds of their states (0: none; None: no reply)."""
-    federation = messenger.loop.federation
     point = ConfigRecord(
         {
             "run-id": str(checkpoint.run_id),
@@ -149,14 +148,14 @@ def _resume_clients(
             "is-restored": restores_states,
         }
     )
-    messages = {
-        pid: Message(
-            RecordDict({CONFIG: point, **federation.agreed(pid)}),
-            dst_node_id=node,
-            message_type=f"{MessageType.QUERY}.{RESUME}",
+    messages = messenger.by_receiver(
+        messenger.address(
+            {pid: RecordDict() for pid in messenger.loop.federation.nodes},
+            f"{MessageType.QUERY}.{RESUME}",
+            point,
+            checkpoint.server_round,
         )
-        for pid, node in federation.nodes.items()
-    }
+    )
     config = messenger.config
     exchange = send_receive(
         messenger.grid,

@@ -151,5 +151,4 @@ def score_calibrated(
         settings,
         server_round,
     )
-    replies = messenger.evaluate(messages)
-    messenger.read_evaluations(messenger.by_sender(replies.values()))
+    messenger.read_evaluations(messenger.send(messages).replies)

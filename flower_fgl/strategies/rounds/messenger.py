@@ -142,17 +142,9 @@ class Messenger:
             self.recorder.append_release(release)
 
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
-        """Send training messages, log failures and seconds; return the replies in order."""
-        exchange = self.send(self.by_receiver(messages))
+        """Send training messages, log their seconds; return the replies in order."""
+        exchange = self.send(messages)
         self.loop.log.add_exchange(exchange)
-        return exchange.replies
-
-    def evaluate(self, messages: Sequence[Message]) -> dict[int, Message]:
-        """Send evaluation messages, wait for the replies, log bytes and failures."""
-        addressed = self.by_receiver(messages)
-        self.loop.log.add_download(addressed)
-        exchange = self.send(addressed)
-        self.loop.log.failures += exchange.failures
         return exchange.replies
 
     def ask(
@@ -173,26 +165,20 @@ class Messenger:
         packed = self.pack(payloads)
         for pid, more in beside.items():
             packed[pid].update(more.to_record())
-        messages = self.by_receiver(
-            self.address(
-                packed,
-                f"{MessageType.QUERY}.{action}",
-                ConfigRecord({"server-round": server_round}),
-                server_round,
-            )
+        messages = self.address(
+            packed,
+            f"{MessageType.QUERY}.{action}",
+            ConfigRecord({"server-round": server_round}),
+            server_round,
         )
-        self.loop.log.add_download(messages)
         if brings_upload:
             self.note_release(server_round, payloads)
-        exchange = self.send(messages)
-        self.loop.log.failures += exchange.failures
-        contents = {pid: reply.content for pid, reply in exchange.replies.items()}
 
-        def count(pid: int, content: RecordDict) -> RecordDict:
-            self.loop.log.count_up(pid, content)
-            return content
+        def count(pid: int, reply: Message) -> RecordDict:
+            self.loop.log.count_up(pid, reply.content)
+            return reply.content
 
-        return self.read_each(contents, count)
+        return self.read_each(self.send(messages).replies, count)
 
     def read_each(
         self, contents: Mapping[int, Content], read: Callable[[int, Content], Read]
@@ -213,18 +199,21 @@ class Messenger:
         """Log a failure of a client whose reply is malformed or missing."""
         self.loop.log.failures.append(Failure(partition_id, reason))
 
-    def send(self, messages: Mapping[int, Message]) -> Exchange:
-        """Send messages by partition-id, wait for the replies, note silent clients."""
+    def send(self, messages: Iterable[Message]) -> Exchange:
+        """Send messages, wait for the replies; log bytes, failures and silent clients."""
+        loop = self.loop
+        addressed = self.by_receiver(messages)
+        loop.log.add_download(addressed)
         exchange = send_receive(
             self.grid,
-            messages,
+            addressed,
             timeout=self.config.round_timeout,
             max_mb=self.config.max_message_mb,
         )
-        loop = self.loop
+        loop.log.failures += exchange.failures
         lost = [one.partition_id for one in exchange.failures if one.is_silent]
         if lost or loop.silent:
-            note_replies(loop.silent, loop.log.number, set(messages), lost)
+            note_replies(loop.silent, loop.log.number, set(addressed), lost)
         return exchange
 
     def read_uploads(

@@ -20,7 +20,6 @@ from flower_fgl.protocols.base import (
     MAX_NAME,
     NUMBERS,
     ReplyMetrics,
-    read_loss,
     read_metrics,
     record_bytes,
 )
@@ -126,9 +125,8 @@ class RoundLog:
                 self._client_bytes[pid]["down"] += size
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Store failures and seconds of a training exchange."""
+        """Store the seconds of a training exchange."""
         self._num_sampled = len(exchange.replies) + len(exchange.failures)
-        self.failures += exchange.failures
         seconds = {"send": exchange.seconds_send, "wait": exchange.seconds_wait}
         for name, spent in {**seconds, "clients": 0.0}.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
@@ -144,14 +142,13 @@ class RoundLog:
 
     def add_reply(self, pid: int, metrics: MetricRecord, client: Expected) -> None:
         """Store loss, scores and seconds of one training reply, if all are as expected."""
-        loss = read_loss(metrics)
         found = read_metrics(metrics)
         self._worker_seconds[found.worker] += sum(found.seconds.values())
         scores = self._check_scores(pid, found, client)
         self._scores.setdefault(pid, {}).update(scores)
         self._pooled = None
         self._clients[pid] = {
-            "loss": loss,
+            "loss": found.loss,
             "num_examples": client.num_examples,
             "seconds": found.seconds,
         }
