@@ -253,7 +253,7 @@ class FactoredWeights(TensorPayload):
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
         """Unpack and check; ``spec`` holds the shapes of the whole weights."""
-        arrays = find_record(content, "weights", ArrayRecord) or {}
+        arrays: Mapping[str, Any] = find_record(content, "weights", ArrayRecord) or {}
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in spec.items():
             parts = [f"{name}/{part}" for part in PARTS]
