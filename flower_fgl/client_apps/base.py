@@ -101,7 +101,9 @@ class FglClientApp(ClientApp, ABC):
         self.query(RESUME)(self.session.rewind)
         self.answer_once(TARGETS, self._targets, last=once, is_state_new=False)
         self.answer_once(CALIBRATE, self._calibrate, masked=FinalModel.records)
-        self.train()(partial(self.handle_fit, fit=self.fit))
+        self.train()(
+            lambda message, context: self.handle_fit(message, context, self.fit)
+        )
         self.evaluate()(self._evaluate)
         for kind in (KEYS, SHARES, CHECK, UNMASK):
             self.query(kind)(partial(answer, self.session))

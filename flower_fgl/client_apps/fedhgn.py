@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
+from flower_fgl.methods.fedhgn import FedHGNSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.weights import AlignedWeights, Coefficients
@@ -82,7 +83,7 @@ class FedHGNClientApp(GroupClientApp):
         """Train for ``local-epochs`` with the alignment."""
         weights = [Weights(download.tensors) for download in downloads]
         model = group.receive(weights, Client.build_model)
-        settings = group.config.method_config
+        settings: FedHGNSettings = group.config.method_config
         aligns, weight = settings.alignment == "peers", settings.weight
         others = [{"rows": download.coefficients.rows} for download in downloads]
         fixed = group.join(others)["rows"]
