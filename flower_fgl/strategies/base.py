@@ -141,7 +141,7 @@ class FglStrategy(ServerHooks):
             aggregate()
             for name, tensor in self.server_state().tensors.items():
                 if not is_finite(tensor):
-                    part = name.removeprefix("weights/tensors/").partition("/")[0]
+                    part = name.removeprefix("kept/").partition("/")[0]
                     raise PayloadError(f'the aggregate ("{part}") is not finite')
         except Exception as error:
             self.load_server_state(before)

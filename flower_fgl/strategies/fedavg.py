@@ -30,6 +30,7 @@ from flower_fgl.strategies.aggregation import (
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
 
+MOMENTS = "moments/"
 STEPS = {"momentum": 1.0, "adam": 0.1, "adagrad": 0.1, "yogi": 0.01}
 """Default ``server-lr``, as in Flower."""
 
@@ -111,7 +112,6 @@ class FedAvg(FglStrategy):
     has_parts: bool = False
     """Whether clients have different parts of the model, of typed graphs."""
     moments: Mapping[str, Tensor] = MappingProxyType({})
-    kept: ClassVar[tuple[str, ...]] = ("weights", "moments")
 
     def prepare(self) -> None:
         """Build the initial model, the same architecture for all clients."""
@@ -271,12 +271,30 @@ class FedAvg(FglStrategy):
         )
         return None if is_partial else self.weights.tensors
 
+    def server_state(self) -> Snapshot:
+        """Return the weights and the optimizer's moments, and with ``kept`` the rest."""
+        moments = {f"{MOMENTS}{name}": t for name, t in self.moments.items()}
+        weights = Snapshot({**self.weights.tensors, **moments})
+        if not self.kept:
+            return weights
+        return Snapshot.join({"weights": weights, "kept": super().server_state()})
+
     def load_server_state(self, state: Snapshot) -> None:
-        """Restore the state; names and shapes of the weights must be the model's."""
-        super().load_server_state(state)
-        found = {name: tuple(t.shape) for name, t in self.weights.tensors.items()}
+        """Restore the weights; names and shapes must be the model's."""
+        own = state.part("weights") if self.kept else state
+        weights = dict(own.tensors)
+        moments = {
+            name.removeprefix(MOMENTS): weights.pop(name)
+            for name in own.tensors
+            if name.startswith(MOMENTS)
+        }
+        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
         if found != self.shapes:
             raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
+        self.weights = Weights({name: weights[name] for name in self.shapes})
+        self.moments = moments
+        if self.kept:
+            super().load_server_state(state.part("kept"))
 
     def finish(self) -> None:
         """Fine-tune on every client if the method has ``finetune-epochs``, above 0."""
