@@ -20,4 +20,4 @@ class FedPerClientApp(PartlySharedClientApp):
 
     def shared_names(self, client: Client) -> Collection[str]:
         """Return the names of the weights of the body."""
-        return encoder_state(client.state_shapes())
+        return encoder_state(client.shared(client.state_shapes()))

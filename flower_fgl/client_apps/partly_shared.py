@@ -40,7 +40,7 @@ class PartlySharedClientApp(GroupClientApp):
     def download_spec(self, client: Client) -> Any:
         """Return the shapes of the shared tensors."""
         names = self.shared_names(client)
-        shapes = client.shared(self.state_shapes(client))
+        shapes = self.state_shapes(client)
         return {name: shape for name, shape in shapes.items() if name in names}
 
     def assemble(self, group: Group, downloads: Sequence[Any]) -> Backbone:
