@@ -66,9 +66,9 @@ class FedLogSettings:
     """epochs in which a client trains its prompt generator before round 1"""
     prompt_lr: float = option(0.01, gt=0)
     """learning rate (Adam) of the prompt generator"""
-    prompt_networks: int = option(20, ge=1)
+    prompt_networks: int = option(1, ge=1)
     """N, randomly initialised networks per epoch whose gradients the prompt generator
-    matches"""
+    matches (paper: 20)"""
     prompt_batch_size: int = option(
         0,
         "training nodes on which an epoch of the prompt generator computes its losses, "
