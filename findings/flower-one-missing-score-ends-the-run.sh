@@ -78,5 +78,5 @@ try:
 except InconsistentMessageReplies as error:
     print(f"one leaves auroc out: {type(error).__name__} out of start()")
 else:
-    raise AssertionError("the run went on")
+    raise AssertionError("no error")
 END
