@@ -47,6 +47,7 @@ SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
 MOST_BINS = 10
 """Bins of a number in a split; each has an item of every part."""
+MAX_DENOMINATOR = 10**6
 
 
 class SplitFractions(NamedTuple):
@@ -129,7 +130,7 @@ def strata(
 
 def split_nodes(
     labels: Tensor | NDArray[np.int64],
-    fractions: Sequence[Fraction],
+    fractions: Sequence[Fraction | float],
     *,
     generator: np.random.Generator,
 ) -> dict[str, Tensor]:
@@ -137,12 +138,20 @@ def split_nodes(
 
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
-    have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others.
+    have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others. A
+    float is read as the simple fraction it was written as, e.g. 0.3 as 3/10, so rounding
+    down is exact. Shares that do not add up to 1 are a ValueError.
     """
+    shares = [Fraction(share).limit_denominator(MAX_DENOMINATOR) for share in fractions]
+    if len(shares) != 3 or min(shares) < 0 or sum(shares) != 1:
+        raise ValueError(
+            "fractions must be three shares of at least 0 that add up to 1, got "
+            f"{tuple(map(float, fractions))}."
+        )
     label = np.asarray(labels)
     node, rank, counts = _by_class(label, np.flatnonzero(label >= 0), generator)
     num_train, num_val = (
-        counts * share.numerator // share.denominator for share in fractions[:2]
+        counts * share.numerator // share.denominator for share in shares[:2]
     )
     last_train = np.repeat(num_train, counts)
     last_val = np.repeat(num_train + num_val, counts)
@@ -279,12 +288,19 @@ def few_shot_split(
 ) -> dict[str, Tensor]:
     """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
-    Each of the ascending ``classes`` (C_i,) has at least ``shots`` + 15 nodes. In a random
-    order of each class, ``train`` (n,) holds the first K = ``shots`` nodes and ``test`` the
-    last 15; ``val`` is empty. A larger K samples a superset of the training nodes.
+    Each of the ascending ``classes`` (C_i,) needs at least ``shots`` + 15 nodes
+    (ValueError). In a random order of each class, ``train`` (n,) holds the first K =
+    ``shots`` nodes and ``test`` the last 15; ``val`` is empty. A larger K samples a
+    superset of the training nodes.
     """
     chosen = np.flatnonzero(np.isin(labels, classes))
     node, rank, counts = _by_class(labels, chosen, generator)
+    sizes = np.bincount(labels[node], minlength=classes.max(initial=-1) + 1)[classes]
+    if sizes.min(initial=shots + NUM_QUERIES) < shots + NUM_QUERIES:
+        raise ValueError(
+            f"classes must only hold classes with at least {shots} + {NUM_QUERIES} "
+            f"nodes, one has {sizes.min()}."
+        )
     size = np.repeat(counts, counts)
     masks = {name: np.zeros(len(labels), dtype=np.bool_) for name in SPLITS}
     masks["train"][node[rank < shots]] = True

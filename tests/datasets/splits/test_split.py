@@ -31,10 +31,6 @@ def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def exact(*shares):
-    return [Fraction(share).limit_denominator(10**6) for share in shares]
-
-
 def counts(mask, labels, num_classes):
     return torch.bincount(labels[mask], minlength=num_classes).tolist()
 
@@ -103,7 +99,7 @@ def test_sizes_are_rounded_down_exactly_and_the_rest_is_for_testing(
     fractions, size, expected
 ):
     masks = split_nodes(
-        torch.zeros(size, dtype=torch.int64), exact(*fractions), generator=rng()
+        torch.zeros(size, dtype=torch.int64), fractions, generator=rng()
     )
     assert tuple(int(mask.sum()) for mask in masks.values()) == expected
 
@@ -113,12 +109,14 @@ def test_sizes_are_rounded_down_exactly_and_the_rest_is_for_testing(
     train=st.integers(0, 100),
     val=st.integers(0, 100),
     seed=st.integers(0, 9),
+    as_float=st.booleans(),
 )
 def test_masks_are_disjoint_cover_known_nodes_and_have_rounded_sizes(
-    labels, train, val, seed
+    labels, train, val, seed, as_float
 ):
     val = min(val, 100 - train)
-    shares = [Fraction(share) / 100 for share in (train, val, 100 - train - val)]
+    kind = float if as_float else Fraction
+    shares = [kind(share) / 100 for share in (train, val, 100 - train - val)]
     y = torch.tensor(labels, dtype=torch.int64)
     masks = split_nodes(y, shares, generator=rng(seed))
     assert list(masks) == ["train", "val", "test"]
@@ -132,13 +130,13 @@ def test_masks_are_disjoint_cover_known_nodes_and_have_rounded_sizes(
 def test_the_split_depends_only_on_the_generator():
     y = torch.arange(100) % 4
     first, again, other = (
-        split_nodes(y, exact(0.2, 0.4, 0.4), generator=rng(seed))["train"]
+        split_nodes(y, (0.2, 0.4, 0.4), generator=rng(seed))["train"]
         for seed in (0, 0, 1)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     chosen = sum(
-        split_nodes(y, exact(0.2, 0.4, 0.4), generator=rng(seed))["train"].int()
+        split_nodes(y, (0.2, 0.4, 0.4), generator=rng(seed))["train"].int()
         for seed in range(400)
     )
     # binomial(400, 1/5): mean 80, standard deviation 8
@@ -147,9 +145,17 @@ def test_the_split_depends_only_on_the_generator():
 
 def test_labels_may_be_a_numpy_array_of_graph_labels():
     labels = np.repeat([0, 1], [63, 125])
-    masks = split_nodes(labels, exact(0.8, 0.1, 0.1), generator=rng())
+    masks = split_nodes(labels, (0.8, 0.1, 0.1), generator=rng())
     # 50 + 100 train, 6 + 12 validate, 7 + 13 test
     assert [int(mask.sum()) for mask in masks.values()] == [150, 18, 20]
+
+
+@pytest.mark.parametrize(
+    "fractions", [(0.2, 0.4), (0.2, 0.4, 0.5), (-0.2, 0.6, 0.6), (0.2, 0.4, 0.3)]
+)
+def test_invalid_shares_are_rejected(fractions):
+    with pytest.raises(ValueError, match="three shares of at least 0 that add up to 1"):
+        split_nodes(torch.zeros(4, dtype=torch.int64), fractions, generator=rng())
 
 
 def test_a_published_split_is_restricted_to_the_nodes_of_the_client():
