@@ -447,8 +447,11 @@ class GroupClientApp(FglClientApp):
         super().__init__(session)
         if self.group_action:
             last = once if self.group_is_once else None
-            handle = partial(self.handle_fit, fit=self.act, last=last)
-            self.train(self.group_action)(handle)
+            self.train(self.group_action)(
+                lambda message, context: self.handle_fit(
+                    message, context, self.act, last=last
+                )
+            )
 
     def stack_key(self, client: Client, download: Any) -> Hashable:
         """Return what else the clients of one stack must have in common."""
