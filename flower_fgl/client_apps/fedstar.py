@@ -18,6 +18,8 @@ class FedStarClientApp(PartlySharedClientApp):
         readout = client.config.graph_readout
         return client.build_own(FedStarNet, readout=readout)
 
+    initial_model = build
+
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network's state."""
         key = ("fedstar", client.config.method_config)

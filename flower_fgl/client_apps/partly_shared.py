@@ -29,7 +29,7 @@ class PartlySharedClientApp(GroupClientApp):
     def shared_names(self, client: Client) -> Collection[str]:
         """Return the names of the shared tensors in the state of the network."""
 
-    def build(self, client: Client) -> Backbone:
+    def initial_model(self, client: Client) -> Backbone:
         """Build the network with initial weights."""
         return client.build_model(initialise=True)
 
@@ -45,12 +45,12 @@ class PartlySharedClientApp(GroupClientApp):
 
     def assemble(self, group: Group, downloads: Sequence[Any]) -> Backbone:
         """Join the received layers and each client's own, or the initial ones."""
-        model = self.build(group.clients[0])
-        pairs = zip(group.stored(), downloads, strict=True)
-        initial = model.state_dict()
-        return group.load(
-            model, [{**initial, **own, **received.tensors} for own, received in pairs]
-        )
+        client, own, initial = group.clients[0], group.stored(), dict[str, Tensor]()
+        if not all(own):  # drawing them takes several times as long as building
+            initial = self.initial_model(client).state_dict()
+        pairs = zip(own, downloads, strict=True)
+        states = [{**(kept or initial), **one.tensors} for kept, one in pairs]
+        return group.load(self.build(client), states)
 
     def shared_state(self, client: Client, model: Backbone) -> dict[str, Tensor]:
         """Return the shared tensors of the network."""

@@ -103,6 +103,28 @@ def test_a_client_that_has_not_trained_has_the_initial_head(
 
 
 @BOTH
+def test_only_a_client_that_has_not_trained_draws_initial_weights(
+    method: str, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, half, drawn = random_client(method), app(), []
+    build = Client.build_model
+
+    def count(self: Client, *, initialise: bool = False, **more: Any) -> Any:
+        drawn.append(initialise)
+        return build(self, initialise=initialise, **more)
+
+    monkeypatch.setattr(Client, "build_model", count)
+    start = server(method).download(1, 0)
+    after(half, client, start)
+    assert any(drawn)
+    drawn.clear()
+    after(half, client, start, server_round=2)
+    assert half.personal_model(client, None) is not None
+    assert drawn
+    assert not any(drawn)
+
+
+@BOTH
 def test_heads_of_different_sizes_train_one_body(method: str, app: Any) -> None:
     strategy = server(method, num_classes=2)
     clients = [
