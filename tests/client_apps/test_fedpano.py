@@ -13,10 +13,12 @@ from flower_fgl.client_apps.fedpano.training import (
     Trainer,
     assemble_modules,
     build_parts,
+    training_part,
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
 from flower_fgl.client_apps.stacked.group import Group
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.targets import Target
@@ -153,6 +155,15 @@ def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
         found.append((terms, values(parts.shared), values(parts.own)))
         monkeypatch.setattr(training, "receptive_field", lambda *_: None)
     torch.testing.assert_close(*found)
+
+
+def test_the_graphs_of_a_stack_are_counted_once_in_its_memory() -> None:
+    clients = [make_client(), make_client()]
+    data = StackedData(clients)
+    before = data.num_bytes
+    part = training_part(Cohort(clients, data, 1), 2)
+    assert part.inputs is data.inputs[0]
+    assert data.num_bytes == before + 16 * part.around.matrix.values().numel()
 
 
 def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:

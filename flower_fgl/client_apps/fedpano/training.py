@@ -20,7 +20,7 @@ from flower_fgl.core.errors import FglError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import GraphInput, SparseOperator
-from flower_fgl.nn.computation_graph import receptive_field
+from flower_fgl.nn.computation_graph import Level, receptive_field
 from flower_fgl.nn.layers import RepNorm
 from flower_fgl.nn.stacked import (
     DescendingInput,
@@ -205,9 +205,9 @@ class TrainingPart:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Memory of the extracted part, in bytes."""
-        entries = self.around.matrix.values().numel()
-        return int(getattr(self.inputs, "num_bytes", 0)) + 2 * 8 * entries
+        """Memory of the extracted part, in bytes; whole graphs are counted elsewhere."""
+        own = self.inputs.num_bytes if isinstance(self.inputs, Level) else 0
+        return own + 2 * 8 * self.around.matrix.values().numel()
 
 
 def training_part(group: Group, reach: int | None) -> TrainingPart:
