@@ -75,6 +75,15 @@ def test_samples_of_neighbors_are_refused(
         simulate("fedavg", output_dir=str(tmp_path), **small, **values)
 
 
+@pytest.mark.parametrize("model", ["graphsage,mlp", "mlp,graphsage"])
+def test_one_of_several_backbones_that_cannot_read_samples_is_enough(
+    model: str, tmp_path: Path
+) -> None:
+    values = DIRECTED | {"model": model, "batch_size": 5, "num_neighbors": "5,5"}
+    with pytest.raises(ConfigError, match='edge-direction = "separate" reads all'):
+        simulate("local", output_dir=str(tmp_path), **values)
+
+
 def test_the_stacked_engine_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="reads edges with direction or features"):
         simulate(

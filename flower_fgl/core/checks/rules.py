@@ -117,7 +117,10 @@ def check_training(s: GeneralSettings, method: Any) -> None:
         }
     )
     check_models(s, method)
-    refuse(_neighbors(s) if s.num_neighbors else {})
+    if s.num_neighbors:
+        refuse(_neighbors(s))
+        for name in split_models(s.model):
+            refuse(_sampled(s, name))
     refuse(_rounds(s))
     refuse(_sampling(s, method.defaults.get("participants", 0)))
     for rules, applies in (
@@ -417,37 +420,34 @@ def _given_scale(s: GeneralSettings) -> Reasons:
 
 def _neighbors(s: GeneralSettings) -> Reasons:
     """Reject ``num-neighbors`` that is malformed or would have no effect."""
-    text = s.num_neighbors
-    refuse(
-        {
-            "num-neighbors must be positive numbers, one per layer and separated by "
-            f'commas as in "10,10", got "{text}".': _is_odd(read_num_neighbors, text),
-            'num-neighbors is for node classification: remove it for setting = "graph".': (
-                s.setting == "graph"
-            ),
-            "num-neighbors limits what a batch reads: set batch-size, or remove it.": (
-                not s.batch_size
-            ),
-        }
-    )
-    number = len(read_num_neighbors(text))
-    reasons: dict[str, object] = {}
-    for name in split_models(s.model):
-        model = read_model(name)
-        layers, is_sampled = model.num_layers or s.num_layers, model.name in SAMPLED
-        what = f'edge-direction = "{s.edge_direction}"'
-        what = what if is_sampled else f'model = "{name}"'
-        reasons |= {
-            f"{what} reads all neighbours: remove num-neighbors.": (
-                message_direction(s, name)
-            ),
-            f'num-neighbors = "{text}" has {number} number(s), but model '
-            f'"{name}" has {layers} layers: give one number for each layer, the '
-            "last layer first.": is_sampled and number != layers,
-            f'num-neighbors does not work with model "{name}". Remove it, or use one '
-            f"of {', '.join(SAMPLED)}.": model.name in BACKBONES and not is_sampled,
-        }
-    return reasons
+    return {
+        "num-neighbors must be positive numbers, one per layer and separated by "
+        f'commas as in "10,10", got "{s.num_neighbors}".': (
+            _is_odd(read_num_neighbors, s.num_neighbors)
+        ),
+        'num-neighbors is for node classification: remove it for setting = "graph".': (
+            s.setting == "graph"
+        ),
+        "num-neighbors limits what a batch reads: set batch-size, or remove it.": (
+            not s.batch_size
+        ),
+    }
+
+
+def _sampled(s: GeneralSettings, name: str) -> Reasons:
+    """Reject a backbone that cannot read the samples of ``num-neighbors``."""
+    model, number = read_model(name), len(read_num_neighbors(s.num_neighbors))
+    layers, is_sampled = model.num_layers or s.num_layers, model.name in SAMPLED
+    what = f'edge-direction = "{s.edge_direction}"'
+    what = what if is_sampled else f'model = "{name}"'
+    return {
+        f"{what} reads all neighbours: remove num-neighbors.": message_direction(s, name),
+        f'num-neighbors = "{s.num_neighbors}" has {number} number(s), but model '
+        f'"{name}" has {layers} layers: give one number for each layer, the '
+        "last layer first.": is_sampled and number != layers,
+        f'num-neighbors does not work with model "{name}". Remove it, or use one '
+        f"of {', '.join(SAMPLED)}.": model.name in BACKBONES and not is_sampled,
+    }
 
 
 def _without_global_model(s: GeneralSettings) -> dict[str, object]:
