@@ -46,9 +46,9 @@ TABLE = re.compile(r"^\[(.+)\]$")
 TITLE = "# All settings of this run, down to the last line.\n"
 END = "# end of settings"
 
-Row = Mapping[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
+Row = Mapping[str, Any]
 """One row of ``rounds.jsonl`` or ``clients.jsonl``."""
 OnRound = Callable[[Row], None]
 """Callback that receives the row of each round."""

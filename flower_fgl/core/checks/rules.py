@@ -436,12 +436,13 @@ def _neighbors(s: GeneralSettings) -> Reasons:
 
 def _sampled(s: GeneralSettings, name: str) -> Reasons:
     """Reject a backbone that cannot read the samples of ``num-neighbors``."""
-    model, number = read_model(name), len(read_num_neighbors(s.num_neighbors))
+    model, direction = read_model(name), message_direction(s, name)
+    number = len(read_num_neighbors(s.num_neighbors))
     layers, is_sampled = model.num_layers or s.num_layers, model.name in SAMPLED
     what = f'edge-direction = "{s.edge_direction}"'
     what = what if is_sampled else f'model = "{name}"'
     return {
-        f"{what} reads all neighbours: remove num-neighbors.": message_direction(s, name),
+        f"{what} reads all neighbours: remove num-neighbors.": direction,
         f'num-neighbors = "{s.num_neighbors}" has {number} number(s), but model '
         f'"{name}" has {layers} layers: give one number for each layer, the '
         "last layer first.": is_sampled and number != layers,
