@@ -138,7 +138,8 @@ class ADPFedGNNClientApp(GroupClientApp):
         with training.timed("masks"):
             self.refresh_masks(group, net, downloads, training.gradients)
         terms = training.keep()
-        shared = {"values": net.weights() * net.global_mask, "mask": net.global_mask}
+        weights, mask = net.weights(), net.global_mask
+        shared = {"values": weights * mask.to(weights), "mask": mask}
         uploads = [
             MaskedWeights(
                 mine["values"].cpu(),
@@ -352,7 +353,7 @@ class LocalTraining:
         parts = vector_to_state(used, self.net.shapes)
         for name, moments in self.optimizer.moments().items():
             for moment in moments:
-                moment.mul_(parts[name])
+                moment.mul_(parts[name].to(moment))
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -490,11 +491,15 @@ class LocalTraining:
         for sums, mine in zip(self.sums, by_branch, strict=True):
             for name, gradient in mine.items():
                 sums[name] += gradient
-        of_global, of_local = (
-            {name: gradient * masks[name] for name, gradient in mine.items()}
-            for mine, masks in zip(by_branch, self.masks, strict=True)
+        (of_global, of_local), (shared, local) = by_branch, self.masks
+        self.descend_weights(
+            {
+                name: (of_global[name] * shared[name]).addcmul_(
+                    of_local[name], local[name]
+                )
+                for name in names
+            }
         )
-        self.descend_weights({name: of_global[name] + of_local[name] for name in names})
         values: list[float] = task.tolist()
         return values
 

@@ -73,7 +73,7 @@ def mask_columns(x: Tensor, kept: Tensor) -> Tensor:
     are left out.
     """
     if x.layout != torch.sparse_csr:
-        return x * kept.view(*x.shape[:-2], 1, x.shape[-1])
+        return x * kept.view(*x.shape[:-2], 1, x.shape[-1]).to(x)
     columns, starts = x.col_indices(), x.crow_indices()
     stays = kept.flatten()[columns]
     before = torch.cat([starts.new_zeros(1), stays.to(starts.dtype).cumsum(0)])

@@ -220,6 +220,16 @@ def test_a_client_keeps_the_weights_under_its_local_mask() -> None:
     assert torch.equal(net.weights(), expected)
 
 
+def test_a_download_brings_its_agent_whatever_agent_the_client_kept() -> None:
+    client = make_client()
+    run_rounds(client, 2)
+    download = initial(client)
+    net, _ = open_networks(Group(client), [download])
+    assert net.agent is not None
+    for name, weight in net.agent.named_parameters():
+        assert torch.equal(weight, download.networks[f"agent.{name}"])
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_all_global_weights_are_used_before_training_and_without_decoupling(
     is_new: bool,

@@ -7,7 +7,7 @@ of a :class:`~flower_fgl.nn.stacked.StackedInput`, and other shapes begin with K
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -149,7 +149,17 @@ class QNetwork(nn.Module):
         :meth:`project`, and ``branch`` (m, 1) is b.
         """
         of_branch = self.first.weight[..., None, :, -1]
-        return map_rows(self.rest, target + neighbour + branch * of_branch)
+        hidden = torch.addcmul(target + neighbour, branch, of_branch)
+        return map_rows(self.rest, hidden)
+
+    @torch.no_grad()
+    def preference(self, hidden: Tensor) -> Tensor:
+        """Return Q(s, keep) − Q(s, drop) of outputs (m, width) of the first layer: (m,)."""
+        _, middle, _, last = cast(Sequence[nn.Linear], self.rest)
+        h = map_rows(middle, hidden.relu()).relu_()
+        weight = last.weight[..., KEEP, :] - last.weight[..., DROP, :]
+        bias = last.bias[..., KEEP] - last.bias[..., DROP]
+        return (h @ weight[..., None]).squeeze(-1) + bias[..., None]
 
 
 @torch.no_grad()
@@ -171,14 +181,15 @@ def keep_probabilities(
         ragged = Ragged(counts, table.device)
         pairs = Candidates(*(column[ragged.index] for column in pairs))
     of_target, of_neighbour = known or project_rows(agent, table)
-    hidden = of_target[pairs.target] + of_neighbour[pairs.neighbour]
-    rows = []
+    hidden = rows_at(of_target, pairs.target).add_(
+        rows_at(of_neighbour, pairs.neighbour)
+    )
+    chances = []
     for b in range(BRANCHES):
         if b:
             hidden += agent.first.weight[..., None, :, -1]
-        values = map_rows(agent.rest, hidden)
-        rows.append((values[..., KEEP] - values[..., DROP]).sigmoid())  # 2-way softmax
-    found = torch.stack(rows)
+        chances.append(agent.preference(hidden).sigmoid())  # 2-way softmax
+    found = torch.stack(chances)
     return found if ragged is None else ragged.flat(found)
 
 
@@ -186,6 +197,13 @@ def project_rows(agent: QNetwork, table: GraphInput) -> tuple[Tensor, Tensor]:
     """Return the results of :meth:`QNetwork.project` with a row per node."""
     of_target, of_neighbour = agent.project(table)
     return of_target.flatten(0, -2), of_neighbour.flatten(0, -2)
+
+
+def rows_at(matrix: Tensor, index: Tensor) -> Tensor:
+    """Return rows of a matrix (n, p) in the shape of their numbers ``index``: (..., p)."""
+    # index_select and its derivative take half the time of matrix[index]
+    rows = matrix.index_select(0, index.flatten())
+    return rows.view(*index.shape, matrix.shape[1])
 
 
 def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -338,11 +356,12 @@ def td_loss(
         graph, torch.stack(nodes).long()
     )
     of_target, of_neighbour = of_agent or project_rows(agent, table)
-    values = agent(of_target[target], of_neighbour[neighbour], branch)
+    values = agent(rows_at(of_target, target), rows_at(of_neighbour, neighbour), branch)
     chosen = values.gather(-1, steps.action[..., None].long()).squeeze(-1)
     with torch.no_grad():
         of_target, of_neighbour = of_frozen or project_rows(frozen, table)
-        ahead = frozen(of_target[target], of_neighbour[following], branch).amax(dim=-1)
+        first = rows_at(of_target, target), rows_at(of_neighbour, following)
+        ahead = frozen(*first, branch).amax(dim=-1)
         goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 

@@ -208,8 +208,11 @@ class TwoBranchNet(Backbone):
         shapes = state_shapes(backbone)
         self.is_stacked = len(shapes["classifier.weight"]) == 3
         self.shapes = {name: s[int(self.is_stacked) :] for name, s in shapes.items()}
+        first = backbone.get_parameter("classifier.weight")
+        size = sum(p.numel() for p in backbone.state_dict().values())
+        clients = first.shape[: int(self.is_stacked)]  # (K,), or () of one client
         for name in ("global_mask", "local_mask"):
-            ones = torch.ones_like(self.weights(), dtype=torch.bool)
+            ones = first.new_ones(*clients, size // clients.numel(), dtype=torch.bool)
             self.register_buffer(name, ones)
 
     @property
@@ -227,12 +230,15 @@ class TwoBranchNet(Backbone):
         self.backbone.load_state_dict(vector_to_state(flat, self.shapes))
 
     def masks(self) -> list[dict[str, Tensor]]:
-        """Return M^g and M^l by name, in the memory layout of the weights."""
+        """Return M^g and M^l by name, as numbers in the memory layout of the weights.
+
+        A product with a mask of booleans takes ten times as long.
+        """
         found: list[dict[str, Tensor]] = [{}, {}]
         weights = dict(self.backbone.named_parameters())
         for mine, mask in zip(found, (self.global_mask, self.local_mask), strict=True):
             for name, part in vector_to_state(mask, self.shapes).items():
-                mine[name] = torch.empty_like(weights[name], dtype=mask.dtype)
+                mine[name] = torch.empty_like(weights[name], requires_grad=False)
                 mine[name].copy_(part)
         return found
 
