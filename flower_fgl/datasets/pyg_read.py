@@ -31,7 +31,6 @@ __all__ = [
     "check_columns",
     "check_numbering",
     "held_kind",
-    "name_classes",
     "own_masks",
     "read_edges",
     "read_features",
@@ -190,26 +189,25 @@ def read_target(
 ) -> TargetValues:
     """Return what is predicted of each item: ``given`` values, or classes."""
     if given is not None:
-        return read_several(data, name, given, num_items, key)
+        return _read_several(data, name, given, num_items, key, item)
     y = read_labels(data, name, key)
     if item != "edge" and y.numel() != num_items:  # edges are validated with others
         raise DataError(
             f"{name}: expected one class for each of the {num_items} {item}s, got "
             f"{y.numel()}."
         )
-    of = "edge" if item == "edge" else "node"
-    return TargetValues(Target.classes(name_classes(y, names, name, of)), y)
+    return TargetValues(Target.classes(_name_classes(y, names, name, item)), y)
 
 
-def read_several(
-    data: Any, name: str, given: Target, num_items: int, key: str = "y"
+def _read_several(
+    data: Any, name: str, given: Target, num_items: int, key: str, item: str
 ) -> TargetValues:
     """Return labels or numbers of each node, graph or edge; ``given`` may lack names.
 
     They are then those of the graph's attributes, or numbers, and ``target`` of a single
     column. ``y_mask`` (I, T) is False where a value is unknown.
     """
-    item, prefix = ("node", "") if key == "y" else ("edge", "edge_")
+    prefix = "edge_" if item == "edge" else ""
     y, mask = data.get(key), None if prefix else data.get("y_mask")
     held = prefix + ("target_names" if given.has_numbers else "label_names")
     units_held = f"{prefix}target_units"
@@ -284,8 +282,8 @@ def check_numbering(y: Tensor, name: str, item: str = "node") -> None:
         )
 
 
-def name_classes(
-    y: Tensor, names: Sequence[str] | None, where: str, item: str = "node"
+def _name_classes(
+    y: Tensor, names: Sequence[str] | None, where: str, item: str
 ) -> tuple[str, ...]:
     """Return the given class names, or the numbers of the classes."""
     num_classes = int(y.max()) + 1 if y.numel() else 0

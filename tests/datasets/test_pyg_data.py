@@ -12,6 +12,7 @@ from torch_geometric.transforms import AddSelfLoops, RemoveSelfLoops
 
 from flower_fgl import RunSet, register, simulate, to_npz
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.targets import TargetKind
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.pyg_data import (
     GivenNames,
@@ -305,6 +306,13 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
             graph_dataset(unreadable, "pairs")
     with pytest.raises(DataError, match="one class for each of the 2 graphs, got 8"):
         graph_dataset([toy(), toy()], "pairs")
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_set_in_which_no_graph_is_labelled_is_an_error(kind: TargetKind) -> None:
+    y = torch.tensor([-1 if kind == "classes" else float("nan")])
+    with pytest.raises(DataError, match="pairs: no graph has a "):
+        graph_dataset([toy(y=y)] * 2, "pairs", kind)
 
 
 NUMBERS: dict[str, Any] = {"target_kind": "numbers", "rounds": 1, "hidden_channels": 4}
