@@ -218,7 +218,9 @@ def check_node_config(
     if not node.graph:
         notes.append("the node config names no graph: a SuperNode without it has none")
     elif os.path.realpath(node.graph) != os.path.realpath(graph):
-        problems = " ".join(inspect_graph(Path(node.graph), config.flat()).problems)
+        # not the kind of target that the other graph holds
+        known = {**config.flat(), "target-kind": config.predicts}
+        problems = " ".join(inspect_graph(Path(node.graph), known).problems)
         if problems:
             raise DataError(f"The graph of the node config cannot be used: {problems}")
         notes.append("the node config names another graph than the one checked here")

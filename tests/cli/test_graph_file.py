@@ -438,6 +438,19 @@ def test_check_graph_reads_the_graph_that_the_node_will_read(
     assert "another graph than the one checked here" in result.output
     result = invoke("check-graph", graph, "--node-config", "min-class-count=2")
     assert "the node config names no graph" in result.output
+
+
+def test_check_graph_refuses_a_node_config_whose_graph_holds_another_kind(
+    graph: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "nodes.csv").write_text("id,target,x\na,0.5,1\nb,1.5,2\n")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    node = ("--node-config", f'graph="{tmp_path}"')
+    for options in ((), ("--set", "min-class-count=7")):
+        result = invoke("check-graph", graph, *options, *node)
+        assert result.exit_code == 1
+        assert "The graph of the node config cannot be used" in str(result.exception)
+        assert "numbers, but this run predicts classes" in str(result.exception)
     config = (
         f'graph="{graph}" model-dir="{tmp_path / "m"}" state-dir="{tmp_path / "s"}"'
     )
