@@ -39,6 +39,14 @@ def test_tensors_come_back_bit_for_bit(array: np.ndarray) -> None:
     assert torch.equal(back, tensor)
 
 
+def test_training_in_place_leaves_the_message_and_its_source_as_they_were() -> None:
+    source = torch.zeros(5)
+    content = RecordDict({"r": write_tensors({"a": source})})
+    source.add_(1.0)
+    read_tensors(content, "r", {"a": (5,)})["a"].add_(1.0)
+    assert read_tensors(content, "r", {"a": (5,)})["a"].tolist() == [0.0] * 5
+
+
 def test_an_array_is_written_as_flower_would_write_it() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     ours = write_tensors({"a": torch.from_numpy(array)})["a"]
