@@ -100,11 +100,6 @@ class FedStarNet(Backbone):
     def make(self, in_channels: int, num_outputs: int, num_layers: int) -> Parts:
         """Construct both channels and the classifier."""
         width = self.hidden_channels
-
-        def gin() -> Any:
-            wide, narrow = nn.Linear(2 * width, width), nn.Linear(width, width)
-            return GINConv(nn.Sequential(wide, nn.ReLU(), narrow))
-
         depth = range(num_layers)
         structure = {
             "input": nn.Linear(self.walks + self.degrees, width),
@@ -112,7 +107,9 @@ class FedStarNet(Backbone):
         }
         encoder = {
             "input": nn.Linear(in_channels, width),
-            "layers": nn.ModuleList(gin() for _ in depth),
+            "layers": nn.ModuleList(
+                GINConv(conv.mlp(2 * width, width, width)) for _ in depth
+            ),
             "joint": nn.Linear(2 * width, width),
             "structure": nn.ModuleDict(structure),
         }

@@ -462,9 +462,9 @@ def _edges(
     several = None  # names of columns are those of y
     if given.target is not None and given.target.has_numbers:
         several = Target(given.target.kind, ())
-    number, how = messages.index.shape[1], {"key": held[0], "item": "edge"}
+    number = messages.index.shape[1]
     target, y, targets = read_target(
-        data, name, several, given.edge_classes, number, **how
+        data, name, several, given.edge_classes, number, key=held[0], item="edge"
     )
     time = data.get("edge_time")
     if time is not None and time.is_complex():

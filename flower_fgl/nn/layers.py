@@ -166,7 +166,7 @@ class SGConv(_Layer):
 
 
 def mlp(width: int, hidden: int, out: int) -> nn.Sequential:
-    """Construct two linear layers with ReLU between them, as in the GINs."""
+    """Construct two linear layers with ReLU between them."""
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
 
 

@@ -24,7 +24,7 @@ from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.computation_graph import ClientDraws
-from flower_fgl.nn.layers import relu_dropout
+from flower_fgl.nn.layers import mlp, relu_dropout
 from flower_fgl.nn.stacked import StackedInput, map_rows
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 
@@ -39,12 +39,8 @@ class MIEstimator(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         hidden = max(1, width // 2)
-        self.mean = nn.Sequential(
-            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)
-        )
-        self.log_variance = nn.Sequential(
-            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.Tanh()
-        )
+        self.mean = mlp(width, hidden, width)
+        self.log_variance = mlp(width, hidden, width).append(nn.Tanh())
 
     def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
         """Predict μ and log σ² of the local features, both (B, H), ADPFedGNN Eq. (7).

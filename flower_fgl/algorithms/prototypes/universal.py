@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.nn.layers import mlp
+
 __all__ = ["PrototypeGenerator", "adaptive_margin", "class_spread", "contrastive_loss"]
 __all__ += ["draw_context", "mean_prototypes", "personalise_prototypes"]
 __all__ += ["topology_loss"]
@@ -28,9 +30,7 @@ class PrototypeGenerator(nn.Module):
         super().__init__()
         self.is_normalised = is_normalised
         self.table = nn.Parameter(torch.randn(num_classes, num_hops, width))
-        self.network = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
-        )
+        self.network = mlp(width, width, width)
 
     def forward(self) -> Tensor:
         """Return P̃, of shape (C, L + 1, p)."""
