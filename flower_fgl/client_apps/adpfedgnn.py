@@ -73,7 +73,7 @@ from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
 from flower_fgl.nn.computation_graph import ClientDraws
 from flower_fgl.nn.sparse import lay_out_for_sparse
-from flower_fgl.nn.stacked import Ragged, StackedInput, stack_module
+from flower_fgl.nn.stacked import Ragged, StackedInput
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
@@ -236,8 +236,8 @@ def open_networks(
     if first.data.graph.graph.x.layout == torch.sparse_csr:
         lay_out_for_sparse(networks, 2 * features + 1)  # of the agent
     if group.is_stacked:
-        none: list[dict[str, Tensor]] = [{}] * len(group)
-        backbone, networks = stack_module(backbone, none), stack_module(networks, none)
+        for module in (backbone, networks):
+            group.load(module, module.state_dict())
     networks.to(group.device)
     agent = cast(QNetwork, networks["agent"]) if settings.has_agent else None
     seeds = [client.seed(0, "evaluation") for client in group.clients]

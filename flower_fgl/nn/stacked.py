@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -35,7 +35,6 @@ __all__ += [
     "split_state",
     "stack_graphs",
     "stack_model",
-    "stack_module",
 ]
 
 
@@ -417,22 +416,22 @@ def can_stack(model: nn.Module) -> bool:
 
 
 def stack_model(
-    template: Backbone,
+    template: Module,
     states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
     num_clients: int,
     uniform: Callable[[Tensor], Tensor],
     *,
     is_spare: bool = False,
-) -> Backbone:
-    """Build one backbone with the weights of K clients, of shapes (K, ...).
+) -> Module:
+    """Build one network with the weights of K clients, of shapes (K, ...).
 
-    ``template`` is a client's network, see :func:`can_stack`; it is changed itself if it
-    ``is_spare``. ``states`` are one for all clients, or one for each; they are copied, to
-    the memory layout of the template's. ``uniform`` is the source of the numbers of dropout
-    (K, n, p).
+    ``template`` is a client's network, see :func:`can_stack`, or a part of one; it is
+    changed itself if it ``is_spare``. ``states`` are one for all clients, or one for each;
+    they are copied, to the memory layout of the template's. ``uniform`` is the source of
+    the numbers of dropout (K, n, p).
     """
     model = template if is_spare else copy_network(template)
-    model.uniform = uniform
+    model.uniform = uniform  # type: ignore[assignment]
     for name, parameter in list(template.named_parameters()):
         shape = (num_clients, *parameter.shape)
         # Column-major weights of sparse features stay so: (K, in, out) in memory.
@@ -456,21 +455,6 @@ def stack_model(
         module = model.get_submodule(owner)
         module._parameters[key] = nn.Parameter(values)
     return model
-
-
-def stack_module(module: Module, states: Sequence[Mapping[str, Tensor]]) -> Module:
-    """Give a module the weights of K clients, (K, ...); of empty states its own, copied."""
-    own = {name: value.detach().clone() for name, value in module.named_parameters()}
-    is_same = all(state is states[0] for state in states)
-    given = [state or own for state in states]
-    stack_model(
-        cast(Backbone, module),
-        given[0] if is_same else given,
-        len(states),
-        torch.rand_like,
-        is_spare=True,
-    )
-    return module
 
 
 def split_state(

@@ -21,7 +21,7 @@ from flower_fgl.core.metrics import auroc, score
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn import GraphInput, num_parameters
 from flower_fgl.nn.layers import bound
-from flower_fgl.nn.stacked import Descent, stack_module
+from flower_fgl.nn.stacked import Descent, stack_model
 
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # node 3 is isolated
 SIZES = {"in_channels": 6, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
@@ -146,7 +146,12 @@ def test_a_step_on_the_distance_is_that_of_autograd_for_each_client(
 ) -> None:
     clients, n, m, width = 3, 4, 2, 5
     phis = [NodeGenerator(width) for _ in range(clients)]
-    stack = stack_module(NodeGenerator(width), [phi.state_dict() for phi in phis])
+    stack = stack_model(
+        NodeGenerator(width),
+        [phi.state_dict() for phi in phis],
+        clients,
+        torch.rand_like,
+    )
     nodes, around = torch.randn(2, clients, n, width, generator=generator)
     noise = torch.randn(clients, n, m, 2 * width, generator=generator)
     noise[1, -1], nodes[1, -1], around[1, -1] = 0, 0, 0  # padding

@@ -28,7 +28,6 @@ from flower_fgl.nn.stacked import (
     Ragged,
     StackedInput,
     map_rows,
-    stack_module,
 )
 from flower_fgl.protocols.fedavg import Weights
 
@@ -137,18 +136,18 @@ def stack_modules(group: Group, downloads: Sequence[Weights]) -> Parts:
     for weight in template.generator.parameters() if template.generator else ():
         if weight.dim() == 2:
             weight.data = weight.data.t().contiguous().t()
-    shared = stack_module(template.shared, [one.tensors for one in downloads])
+    shared = group.load(template.shared, [one.tensors for one in downloads])
     generator = shared.generator
     if template.generator is not None and generator is None:
         kept = [
             state or build_parts(client).generator.state_dict()  # type: ignore[union-attr]
             for state, client in zip(group.stored("generator"), clients, strict=True)
         ]
-        generator = stack_module(template.generator, kept)
+        generator = group.load(template.generator, kept)
     if method_config.use_client_classifier:
         width = shared.encoder.hidden_channels
         every = every_classifier(first, width).to(group.device)
-        own = stack_module(every, [{}] * len(group))
+        own = group.load(every, every.state_dict())
         with torch.no_grad():
             for key, values in own.named_parameters():
                 rows = [

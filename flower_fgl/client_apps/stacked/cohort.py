@@ -175,9 +175,7 @@ class Cohort(Group):
         """Give a network the weights of all clients, see :meth:`Group.load`."""
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
-        template = cast(Backbone, network)
-        stack_model(template, states, len(self), torch.rand_like, is_spare=True)
-        return network
+        return stack_model(network, states, len(self), torch.rand_like, is_spare=True)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""

@@ -14,7 +14,7 @@ from flower_fgl.algorithms.fedlog.network import (
 from flower_fgl.algorithms.fedlog.prompts import prompt_pairs
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import GraphInput, num_parameters
-from flower_fgl.nn.stacked import StackedInput, stack_module
+from flower_fgl.nn.stacked import StackedInput, stack_model
 from flower_fgl.protocols.fedlog import build_network
 
 D, C, S, E = 5, 3, 4, 6
@@ -103,7 +103,9 @@ def test_stacked_clients_predict_only_the_wanted_nodes_and_as_one_by_one() -> No
     other = {name: 2 * value for name, value in own.state_dict().items()}
     alone = [own(whole), make_network().eval()]
     alone[1].load_state_dict(other)
-    stack = stack_module(make_network(), [own.state_dict(), other]).eval()
+    stack = stack_model(
+        make_network(), [own.state_dict(), other], 2, torch.rand_like
+    ).eval()
     wanted = torch.zeros(2, whole.num_nodes, dtype=torch.bool)
     wanted[0, [1, 5, 9]], wanted[1, 2] = True, True
     found = stack.predict(StackedInput([whole, part]), wanted)
@@ -123,7 +125,7 @@ def test_graphs_of_a_known_shape_equal_the_same_graphs_one_by_one(shape: str) ->
     def make(nodes: Tensor, prompts: Tensor) -> GraphInput:
         return self_loops(nodes) if shape == "loops" else prompt_pairs(nodes, prompts)
 
-    stack = stack_module(make_network(), [own.state_dict(), other])
+    stack = stack_model(make_network(), [own.state_dict(), other], 2, torch.rand_like)
     graph = make(*nodes)
     assert graph.shape == shape
     found = stack.embed(graph)
