@@ -16,14 +16,15 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
 from flower_fgl.client_apps.stacked.group import (
     Group,
     GroupClientApp,
     GroupFit,
     RowsLoss,
+    why_checked_alone,
 )
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.score_names import is_better
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import Backbone, state_shapes
@@ -39,15 +40,12 @@ class FedAvgClientApp(GroupClientApp):
     """Train the received weights on the client's own data and upload them."""
 
     stacked = True
+    group_action = "finetune"
     records_embedding: ClassVar[bool] = False
     """Whether ``penalties`` gets a :class:`RecordingBackbone`; then ``fit`` is that of
     :class:`GroupClientApp`."""
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
-
-    def __init__(self, session: Session | None = None) -> None:
-        super().__init__(session)
-        self.train("finetune")(partial(self.handle_fit, fit=self.finetune))
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the exchanged weights of the network of :meth:`build`."""
@@ -112,11 +110,30 @@ class FedAvgClientApp(GroupClientApp):
         )
         return group.fit_of_weights(model, model.state_dict(), losses)
 
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients that ``check-every`` stops one by one."""
+        return why_checked_alone(client.config)
+
     def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
         """Return the received model."""
         if download is None:
             return None
         return client.receive(download.tensors, self.build)
+
+    def acts_in_stacks(self, config: RunConfig) -> bool:
+        """Return whether clients are fine-tuned together, which needs ``check-every``."""
+        return bool(config.check_every) and not why_checked_alone(config)
+
+    def act_group(self, group: Group, downloads: Sequence[Weights]) -> GroupFit:
+        """Fine-tune clients, each of which ``check-every`` stops."""
+        settings: FedAvgSettings = group.config.method_config
+        model = group.receive(downloads, self.build)
+        losses = group.train(model, epochs=settings.finetune_epochs)
+        return GroupFit(model, [Empty()] * len(group), losses)
+
+    def act(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Fine-tune one client, see :meth:`finetune`."""
+        return self.finetune(client, server_round, download)
 
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Fine-tune the final global weights; keep the epoch best on validation nodes.

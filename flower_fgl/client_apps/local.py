@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
+from flower_fgl.client_apps.stacked.group import (
+    Group,
+    GroupClientApp,
+    GroupFit,
+    why_checked_alone,
+)
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
 
@@ -21,6 +26,10 @@ class LocalClientApp(GroupClientApp):
         """Train for another ``local-epochs``."""
         model = group.build_own()
         return GroupFit(model, [Empty()] * len(group), group.train(model))
+
+    def why_alone(self, client: Client) -> str:
+        """Return a reason for clients that ``check-every`` stops one by one."""
+        return why_checked_alone(client.config)
 
     def personal_model(self, client: Client, download: Empty | None) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""

@@ -25,6 +25,7 @@ class FedALASettings(FedAvgSettings):
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="fedala",
     paper="Zhang et al., AAAI 2023",
     client_app="flower_fgl.client_apps.fedala:FedALAClientApp",

@@ -33,4 +33,5 @@ METHOD = Method(
     reads_messages=True,
     shares_parts=True,
     samples_neighbors=True,
+    stacks_checks=True,
 )

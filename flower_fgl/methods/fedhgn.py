@@ -21,6 +21,7 @@ class FedHGNSettings:
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="fedhgn",
     paper="Fu and King, IJCAI 2023",
     strategy="flower_fgl.strategies.fedhgn:FedHGN",

@@ -8,6 +8,7 @@ __all__ = ["METHOD"]
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="fedper",
     paper="Arivazhagan et al., arXiv 1912.00818, 2019",
     strategy="flower_fgl.strategies.partly_shared:FedPer",

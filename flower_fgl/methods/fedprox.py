@@ -19,6 +19,7 @@ class FedProxSettings(FedAvgSettings):
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="fedprox",
     paper="Li et al., MLSys 2020",
     client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",

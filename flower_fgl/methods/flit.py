@@ -25,6 +25,7 @@ class FLITSettings(FedAvgSettings):
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="flit",
     paper="Zhu et al., Patterns 2022",
     client_app="flower_fgl.client_apps.flit:FLITClientApp",

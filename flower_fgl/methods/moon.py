@@ -22,6 +22,7 @@ class MoonSettings(FedAvgSettings):
 
 METHOD = replace(
     fedavg.METHOD,
+    stacks_checks=False,
     name="moon",
     paper="Li et al., CVPR 2021",
     client_app="flower_fgl.client_apps.moon:MoonClientApp",

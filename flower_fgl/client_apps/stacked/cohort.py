@@ -28,6 +28,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores, score_rows
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
+from flower_fgl.nn.gcn_gradient import GCNGradient
 from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
 
 __all__ = ["Cohort", "StackedData", "Uniform"]
@@ -45,6 +46,29 @@ def stacked_rows(
     place = place.to(nodes[0].device)
     index = torch.cat(list(nodes)) + place * num_rows
     return Rows(index, place, torch.cat(list(labels)), len(nodes))
+
+
+class TaskLoss:
+    """The cross-entropy of the training nodes of each client, as a :class:`GraphLoss`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def __call__(self, model: Backbone) -> Tensor:
+        """Return the loss of each client, (K,)."""
+        rows = self._group.rows
+        logits = rows.pick(model(self._group.inputs))
+        return rows.mean(cross_entropy(logits, rows.labels))
+
+    def gradient(self, model: Backbone) -> GCNGradient | None:
+        """Return what computes loss and gradients, ``None`` for autograd."""
+        inputs, rows = self._group.inputs, self._group.rows
+        if not GCNGradient.suits(model, inputs):
+            return None
+        wanted = self._group.fill(0).to(inputs.x.dtype)
+        targets = wanted.unsqueeze(-1).repeat(1, 1, self._group.num_classes)
+        targets.flatten(0, 1)[rows.index, rows.labels] = rows.share
+        return GCNGradient(model, inputs, targets, targets.new_zeros(len(self._group)))
 
 
 class StackedData:
@@ -227,10 +251,19 @@ class Cohort(Group):
         after_epoch: Callable[[], None] | None = None,
         purpose: str = "training",
     ) -> list[float]:
-        """Train the network, see :meth:`Group.train`."""
+        """Train the network, see :meth:`Group.train`.
+
+        With ``check-every`` there are no batches, moments that are kept, or other losses.
+        """
         assert self.server_round is not None
         size = self.config.batch_size
         epochs = self.config.local_epochs if epochs is None else epochs
+        if self.config.check_every and after_epoch is None:
+            best, losses = self.train_to_best(
+                model, TaskLoss, lr=self.config.lr, purpose=purpose, epochs=epochs
+            )
+            model.load_state_dict(best.state_dict())
+            return losses
         optimizer = self.open_optimizer("optimizer", model, self.config)
         fields = {} if size else self.data.fields(model.reach)
         uniform = self.draw_for(model, self.draws(purpose), fields)
@@ -302,7 +335,7 @@ class Cohort(Group):
 
     def train_to_best(
         self, model: Backbone, loss_of: Callable[[Group], GraphLoss], *, lr: float,
-        purpose: str,
+        purpose: str, epochs: int | None = None,
     ) -> tuple[Backbone, list[float]]:  # fmt: skip
         """Train by whole-graph steps, see :meth:`Group.train_to_best`.
 
@@ -315,11 +348,14 @@ class Cohort(Group):
         losses = [math.nan] * len(self)
         stack, places, stopped = self, list(range(len(self))), set[int]()
         optimizer = StackedOptimizer(model, self.clients, lr=lr)
-        every = config.check_every or config.local_epochs
-        for start in range(0, config.local_epochs, every):
-            uniform = stack.draw_for(model, [draws[place] for place in places], {})
-            loss = loss_of(stack)
-            steps = min(every, config.local_epochs - start)
+        epochs = config.local_epochs if epochs is None else epochs
+        every = config.check_every or epochs
+        for start in range(0, epochs, every):
+            loss, mine = loss_of(stack), [draws[place] for place in places]
+            is_task = isinstance(loss, TaskLoss)  # reads what training nodes depend on
+            fields = stack.data.fields(model.reach) if is_task else {}
+            uniform = stack.draw_for(model, mine, fields)
+            steps = min(every, epochs - start)
             found = take_steps(model, loss, optimizer, steps, before=uniform.restart)
             states = stack.split(model.state_dict())
             for row, (place, value) in enumerate(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphLoss", "Group", "GroupClientApp", "GroupFit", "Rows", "RowsLoss"]
 __all__ += ["GroupOptimizer", "cross_entropy", "take_steps", "terms_of_clients"]
+__all__ += ["why_checked_alone"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -304,17 +305,18 @@ class Group:
 
     def train_to_best(
         self, model: Backbone, loss_of: Callable[[Group], GraphLoss], *, lr: float,
-        purpose: str,
+        purpose: str, epochs: int | None = None,
     ) -> tuple[Backbone, list[float]]:  # fmt: skip
         """Train by whole-graph steps; keep each client's best validation check.
 
-        ``local-epochs``, ``check-every`` and ``patience`` apply to each client, as in
-        :func:`train_and_check`. The optimizer starts anew. ``model`` of
+        ``epochs``, by default ``local-epochs``, ``check-every`` and ``patience`` apply to
+        each client, as in :func:`train_and_check`. The optimizer starts anew. ``model`` of
         :meth:`build_model` may be changed; ``loss_of`` returns the loss of a group, and may
         be called again for some of the clients. The result has the last loss of each.
         """
         assert self.server_round is not None
         client, loss = self.clients[0], loss_of(self)
+        epochs = self.config.local_epochs if epochs is None else epochs
         optimizer = make_optimizer(model, self.config, lr=lr)
 
         def train(steps: int) -> float:
@@ -325,8 +327,8 @@ class Group:
                 model,
                 train,
                 lambda: client.validate(model),
-                epochs=self.config.local_epochs,
-                check_every=self.config.check_every or self.config.local_epochs,
+                epochs=epochs,
+                check_every=self.config.check_every or epochs,
                 patience=self.config.patience,
             )
         return model, [value]
@@ -461,6 +463,10 @@ class GroupClientApp(FglClientApp):
         """Return why a client cannot train in a stack, empty if it can."""
         return ""
 
+    def acts_in_stacks(self, config: RunConfig) -> bool:
+        """Return whether :meth:`act_group` serves a run with these settings."""
+        return True
+
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train one client."""
         return self.fit_group(Group(client, server_round), [download]).of()
@@ -490,6 +496,15 @@ class GroupClientApp(FglClientApp):
         """
         result = self.fit_group(group, downloads)
         return cast("Backbone", result.model), result.logits
+
+
+def why_checked_alone(config: RunConfig) -> str:
+    """Return why :meth:`Group.train` of a stack cannot stop clients by ``check-every``."""
+    if config.check_every and config.batch_size:
+        return "check-every stops clients between batches"
+    if config.check_every and config.optimizer_state == "keep":
+        return 'check-every stops clients whose moments are kept (optimizer-state = "keep")'
+    return ""
 
 
 class Steps(Protocol):

@@ -91,6 +91,9 @@ class Stacker:
         kinds = {message.metadata.message_type for message, _ in items}
         action = str(vars(type(app)).get("group_action", ""))
         if action and kinds == {f"{MessageType.TRAIN}.{action}"}:
+            assert isinstance(app, GroupClientApp)
+            if not app.acts_in_stacks(app.session.config(items[0][1])):
+                return {}
             return self._train(app, items, is_forced=is_forced, is_action=True)
         has_rounds = not action or (
             isinstance(app, GroupClientApp)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
-from flower_fgl.client_apps import fedpg
+from flower_fgl.client_apps import fedavg, fedpg
 from flower_fgl.client_apps.dispatch import FEWEST_STACKED, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import ClientState, MemoryStates
@@ -603,7 +603,7 @@ def test_other_methods_are_refused_or_run_one_by_one(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"check_every": 1}, "check-every"),
+        ({"method": "fedprox", "check_every": 1}, "check-every"),
         ({"num_neighbors": "5,5", "batch_size": 8}, "num-neighbors"),
         ({"model": "rgcn", "node_embedding": True}, "node-embedding"),
         ({"setting": "graph"}, "whole graphs"),
@@ -811,6 +811,73 @@ def test_clients_that_stop_at_different_checks_equal_one_by_one(
                 torch.testing.assert_close(mine[name], tensor, atol=1e-4, rtol=1e-4)
     if settings.get("opfgl", {}).get("variant") != "global" and "split" not in settings:
         assert len(set(sizes)) > 2  # clients left their stacks
+
+
+CHECKED = {"check_every": 1, "patience": 2, "local_epochs": 12, "lr": 0.05}
+CHECKED |= {
+    "optimizer_state": "reset",
+    "synthetic": {**SMALL["synthetic"], "nodes": 400},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dropout": 0.5},
+        {"dropout": 0.0},
+        {"model": "graphsage", "split": "2/40/58"},
+        {"split": "40/0/60"},
+    ],
+    ids=str,
+)
+def test_clients_that_check_every_stops_equal_one_by_one(
+    method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    validate = Cohort.validate
+
+    def counted(self: Cohort, model: Any) -> list[float]:
+        sizes.append(len(self))
+        return validate(self, model)
+
+    monkeypatch.setattr(Cohort, "validate", counted)
+    compare(method, {**CHECKED, **settings}, rounds=2)
+    has_validation = settings.get("split") != "40/0/60"
+    assert (1 in sizes) == has_validation  # clients left their stacks
+
+
+def test_fine_tuned_clients_that_check_every_stops_equal_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    fine_tune = fedavg.FedAvgClientApp.act_group
+
+    def counted(self: Any, group: Any, downloads: Any) -> Any:
+        trained.append(len(group))
+        return fine_tune(self, group, downloads)
+
+    monkeypatch.setattr(fedavg.FedAvgClientApp, "act_group", counted)
+    settings = {**CHECKED, "fedavg": {"finetune_epochs": 10}, "rounds": 2}
+    one, other = (
+        simulate("fedavg", clients=CLIENTS, **settings, stacked=stacked,
+                 output_dir=str(tmp_path / str(stacked)))
+        for stacked in (True, False)
+    )  # fmt: skip
+    assert sum(trained) == CLIENTS
+    mine, expected = (numbers(run.summary["finetuned"]) for run in (one, other))
+    assert len(expected) > 3
+    assert mine == pytest.approx(expected, abs=1e-4)
+
+
+def test_clients_whose_moments_are_kept_do_not_check_in_a_stack() -> None:
+    with stage("fedavg", "true", {**CHECKED, "optimizer_state": "keep"}) as stacked:
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, range(CLIENTS))
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+    assert len(exchange.failures) == CLIENTS
+    assert all("moments are kept" in failure.reason for failure in exchange.failures)
 
 
 def numbers(rows: Any, place: str = "") -> dict[str, Any]:
