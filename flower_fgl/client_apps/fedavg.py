@@ -112,6 +112,10 @@ class FedAvgClientApp(GroupClientApp):
 
     def why_alone(self, client: Client) -> str:
         """Return a reason for clients that ``check-every`` stops one by one."""
+        own, plain = type(self), FedAvgClientApp
+        losses = own.penalties, own.data_losses
+        if client.config.check_every and losses != (plain.penalties, plain.data_losses):
+            return "check-every stops clients whose loss is not the cross-entropy alone"
         return why_checked_alone(client.config)
 
     def first_model(self, client: Client, download: Weights | None) -> Backbone | None:

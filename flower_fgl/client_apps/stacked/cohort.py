@@ -259,6 +259,8 @@ class Cohort(Group):
         size = self.config.batch_size
         epochs = self.config.local_epochs if epochs is None else epochs
         if self.config.check_every and after_epoch is None:
+            if data_loss is not None or penalty is not None:
+                raise ValueError("a stack checks clients with the plain loss only")
             best, losses = self.train_to_best(
                 model, TaskLoss, lr=self.config.lr, purpose=purpose, epochs=epochs
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -870,14 +870,31 @@ def test_fine_tuned_clients_that_check_every_stops_equal_one_by_one(
     assert mine == pytest.approx(expected, abs=1e-4)
 
 
-def test_clients_whose_moments_are_kept_do_not_check_in_a_stack() -> None:
-    with stage("fedavg", "true", {**CHECKED, "optimizer_state": "keep"}) as stacked:
+@pytest.mark.parametrize(
+    ("method", "settings", "reason"),
+    [
+        ("fedavg", {"optimizer_state": "keep"}, "moments are kept"),
+        ("local", {"batch_size": 1000}, "between batches"),
+        ("fedprox", {}, "loss is not the cross-entropy alone"),
+    ],
+)
+def test_clients_that_cannot_be_checked_in_a_stack_say_why(
+    method: str,
+    settings: dict[str, Any],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = replace(
+        METHODS[method], stacks_checks=True
+    )  # as of a method made from FedAvg's
+    monkeypatch.setitem(METHODS.own, method, row)
+    with stage(method, "true", {**CHECKED, **settings}) as stacked:
         stacked.strategy.loop.log = RoundLog(1)
         sent = stacked.strategy.train_messages(1, range(CLIENTS))
         messages = stacked.strategy.messenger.by_receiver(sent)
         exchange = send_receive(stacked.grid, messages, timeout=60)
     assert len(exchange.failures) == CLIENTS
-    assert all("moments are kept" in failure.reason for failure in exchange.failures)
+    assert all(reason in failure.reason for failure in exchange.failures)
 
 
 def numbers(rows: Any, place: str = "") -> dict[str, Any]:
