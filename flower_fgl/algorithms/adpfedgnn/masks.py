@@ -138,7 +138,7 @@ def masked_mean(
        divided by the weights of the clients that share it, and keeps its previous value
        if none does.
     """
-    shared = masks.double()  # a product with a mask of booleans takes ten times as long
+    shared = masks.double()  # products with booleans take several times as long
     total = weights @ (values * shared)
     if is_literal:
         return (total / weights.sum()).float()

@@ -228,7 +228,7 @@ class TwoBranchNet(Backbone):
     def masks(self) -> list[dict[str, Tensor]]:
         """Return M^g and M^l by name, as numbers in the memory layout of the weights.
 
-        A product with a mask of booleans takes ten times as long.
+        A product with a mask of booleans takes several times as long.
         """
         found: list[dict[str, Tensor]] = [{}, {}]
         weights = dict(self.backbone.named_parameters())
