@@ -517,6 +517,20 @@ def test_typed_graphs_equal_one_by_one(method: str, settings: dict[str, Any]) ->
     compare(method, settings)
 
 
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of clients of all stacks that are validated, as they come."""
+    found: list[int] = []
+    validate = Cohort.validate
+
+    def counted(self: Cohort, model: Any) -> list[float]:
+        found.append(len(self))
+        return validate(self, model)
+
+    monkeypatch.setattr(Cohort, "validate", counted)
+    return found
+
+
 @pytest.fixture(scope="module")
 def bank(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Write a typed graph whose parts lack relations."""
@@ -769,16 +783,8 @@ def test_refreshed_copies_are_trained_together(
     ids=lambda settings: ",".join(settings),
 )
 def test_clients_that_stop_at_different_checks_equal_one_by_one(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: list[int] = []
-    validate = Cohort.validate
-
-    def counted(self: Cohort, model: Any) -> list[float]:
-        sizes.append(len(self))
-        return validate(self, model)
-
-    monkeypatch.setattr(Cohort, "validate", counted)
     monkeypatch.setitem(SHORT, "opfgl", {})
     rates = {"lr-global": 0.01, "lr-personal": 0.03, "server-steps": 60}
     synthetic = {**SMALL["synthetic"], "nodes": 400}
@@ -832,16 +838,8 @@ CHECKED |= {
     ids=str,
 )
 def test_clients_that_check_every_stops_equal_one_by_one(
-    method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    method: str, settings: dict[str, Any], sizes: list[int]
 ) -> None:
-    sizes: list[int] = []
-    validate = Cohort.validate
-
-    def counted(self: Cohort, model: Any) -> list[float]:
-        sizes.append(len(self))
-        return validate(self, model)
-
-    monkeypatch.setattr(Cohort, "validate", counted)
     compare(method, {**CHECKED, **settings}, rounds=2)
     has_validation = settings.get("split") != "40/0/60"
     assert (1 in sizes) == has_validation  # clients left their stacks
