@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -107,6 +107,7 @@ def personal_loss(logits: Tensor, targets: SoftTargets) -> Tensor:
 class TargetLoss:
     """The loss of networks on the targets of their graphs, see :func:`personal_loss`."""
 
+    of_training_nodes: ClassVar[bool] = False
     inputs: GraphInput
     targets: SoftTargets
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,23 +51,23 @@ def stacked_rows(
 class TaskLoss:
     """The cross-entropy of the training nodes of each client, as a :class:`GraphLoss`."""
 
+    of_training_nodes: ClassVar[bool] = True
+
     def __init__(self, group: Group) -> None:
         self._group = group
 
     def __call__(self, model: Backbone) -> Tensor:
         """Return the loss of each client, (K,)."""
-        rows = self._group.rows
-        logits = rows.pick(model(self._group.inputs))
-        return rows.mean(cross_entropy(logits, rows.labels))
+        return self._group.task_loss(model, self._group.rows)
 
     def gradient(self, model: Backbone) -> GCNGradient | None:
         """Return what computes loss and gradients, ``None`` for autograd."""
         inputs, rows = self._group.inputs, self._group.rows
         if not GCNGradient.suits(model, inputs):
             return None
-        wanted = self._group.fill(0).to(inputs.x.dtype)
-        targets = wanted.unsqueeze(-1).repeat(1, 1, self._group.num_classes)
-        targets.flatten(0, 1)[rows.index, rows.labels] = rows.share
+        shape = (*self._group.fill(0).shape, self._group.num_classes)
+        targets = rows.share.new_zeros(shape)
+        targets.flatten(0, -2)[rows.index, rows.labels] = rows.share
         return GCNGradient(model, inputs, targets, targets.new_zeros(len(self._group)))
 
 
@@ -354,8 +354,7 @@ class Cohort(Group):
         every = config.check_every or epochs
         for start in range(0, epochs, every):
             loss, mine = loss_of(stack), [draws[place] for place in places]
-            is_task = isinstance(loss, TaskLoss)  # reads what training nodes depend on
-            fields = stack.data.fields(model.reach) if is_task else {}
+            fields = stack.data.fields(model.reach) if loss.of_training_nodes else {}
             uniform = stack.draw_for(model, mine, fields)
             steps = min(every, epochs - start)
             found = take_steps(model, loss, optimizer, steps, before=uniform.restart)

@@ -125,6 +125,9 @@ rows, returns one loss per client, (K,)."""
 class GraphLoss(Protocol):
     """Loss of a whole step, which finds the gradients of some networks without autograd."""
 
+    of_training_nodes: ClassVar[bool]
+    """Whether only what training nodes depend on is computed, by clients one by one."""
+
     def __call__(self, model: Backbone) -> Tensor:
         """Return one loss per client, (K,)."""
 
