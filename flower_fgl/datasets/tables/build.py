@@ -249,6 +249,12 @@ def _join(
         _require_unique([rows])
         at = index.get_indexer(rows.keys["id"])
         known = at >= 0
+        if not known.any():
+            one, other = (clip(ids[0]) for ids in (rows.keys["id"], index))
+            raise DataError(
+                f'{rows.name}: no id, e.g. "{one}", is one of the {items}, e.g. "{other}". '
+                "Spell ids alike in all tables."
+            )
         lines.append(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
             f"{int((~known).sum()):,} rows dropped, which name no node"

@@ -174,31 +174,39 @@ def _unreadable(column: Column, cell: str) -> str:
     )
     if column.kind == "number":
         return (
-            f'{text} If the column holds words, declare it as "category". Decimal commas '
-            'need decimal = "," in the table of the recipe.'
+            f'{text} If the column holds words, declare it as "category". A table has '
+            'decimal points or, with decimal = "," in the recipe, decimal commas. Write '
+            "thousands without a separator."
         )
     if column.kind == "yes/no":
         return f"{text} Other words are listed in yes = [] and no = []."
     return f'{text} Another form of dates is named by format = "%d.%m.%Y".'
 
 
-def _numbers(block: Block, key: str, column: Column, decimal: str) -> Array:
-    """Return a column of numbers; NaN where a cell is empty."""
+def _as_numbers(text: Sequence[str] | Array, decimal: str) -> Array:
+    """Return texts as numbers, NaN where one is none."""
     import pandas as pd
 
+    plain = pd.Series(text, dtype=object)
+    if decimal != ".":  # then a point separates thousands: 1.234 is no fraction
+        plain = plain.mask(plain.str.contains(".", regex=False))
+        plain = plain.str.replace(decimal, ".", regex=False)
+    found: Array = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    return found
+
+
+def _numbers(block: Block, key: str, column: Column, decimal: str) -> Array:
+    """Return a column of numbers; NaN where a cell is empty."""
     cells = block.columns[key]
     if cells.dtype.kind in "iuf":
         values = cells.astype(np.float64)
         text, missing = cells, np.isnan(values)
-        if column.empty:
-            missing |= cells_as_text(cells, column.empty) == ""
     else:
         text = cells_as_text(cells, column.empty)
         missing = text == ""
-        plain = pd.Series(text, dtype=object)
-        if decimal != ".":
-            plain = plain.str.replace(decimal, ".", regex=False)
-        values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+        values = _as_numbers(text, decimal)
+    # -1 in the recipe is also -1.0 in the table
+    missing |= np.isin(values, _as_numbers(column.empty, decimal))
     values = np.where(missing, np.nan, values)
     _require_readable(block, key, column, text, missing | np.isfinite(values))
     exact = ~((np.abs(values) >= EXACT) & (values == np.floor(values)))
@@ -224,7 +232,9 @@ def _dates(block: Block, key: str, column: Column) -> Array:
     text = cells_as_text(block.columns[key], column.empty)
     missing = text == ""
     form = "ISO8601" if column.format in ("", "iso") else column.format
-    plain = pd.Series(text, dtype=object).where(~missing, None)
+    plain = pd.Series(text, dtype=object)
+    # pandas reads "now" and "today" as the time of the call
+    plain = plain.where(plain.str.contains(r"\d"), None)
     try:
         found = pd.to_datetime(plain, format=form, errors="coerce", utc=True)
     except ValueError as error:  # of the format itself

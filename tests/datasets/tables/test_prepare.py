@@ -122,6 +122,28 @@ def test_decimal_commas_and_semicolons_are_read(tmp_path: Path) -> None:
     assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
 
 
+def test_a_number_that_stands_for_an_empty_cell_has_any_form(tmp_path: Path) -> None:
+    recipe = RECIPE.replace("log = true", 'empty = ["-1"]')
+    frame = pd.DataFrame({"account": [1, 2], "to": [2, 1]})
+    for name, cells in {"text": ["-1.0", "5"], "number": [-1.0, 5.0]}.items():
+        (folder := tmp_path / name).mkdir()
+        path, (_, transfers) = bank(folder, recipe_toml=recipe)
+        path.write_text(recipe.replace("accounts*.csv", "accounts*"), "utf-8")
+        more = {"opened": "2020-01-17", "balance": cells, "country": "AT"}
+        more |= {"business": "no", "holder": "h", "fraud": "1"}
+        table = folder / ("accounts.csv" if name == "text" else "accounts.parquet")
+        transfers.write_text("from,to,amount\n1,2,3\n", "utf-8")
+        write_table = frame.assign(**more).drop(columns="to")
+        if name == "text":
+            write_table.to_csv(table, index=False)
+        else:
+            pytest.importorskip("pyarrow")
+            write_table.to_parquet(table)
+        prepare_graph(path, [table, transfers], folder / "graph")
+        graph = load_graph_file(folder / "graph")
+        assert column(graph, "balance missing") == [1, 0]
+
+
 def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
     header, *rows = ACCOUNTS.splitlines()
     recipe, tables = bank(tmp_path, accounts_csv="\n".join([header, *rows[:2], ""]))
@@ -272,6 +294,15 @@ CHANGES = {
         {"accounts_csv": ACCOUNTS.replace("120.5", '"120,5"')},
         'got "120,5".*decimal = ","',
     ),
+    "thousands beside decimal commas": (
+        {
+            "accounts_csv": ACCOUNTS.replace(",", ";").replace("120.5", "15.000"),
+            "recipe_toml": RECIPE.replace(
+                "[nodes.columns]", 'separator = ";"\ndecimal = ","\n[nodes.columns]'
+            ),
+        },
+        'row 2, column "balance": expected a number, got "15.000".*thousands without',
+    ),
     "text of a missing number": (
         {"accounts_csv": ACCOUNTS.replace("120.5", "nan")},
         r'got "nan".*empty = \["nan"\]',
@@ -283,6 +314,19 @@ CHANGES = {
     "no rows": (
         {"transfers_csv": "from,to,amount\n"},
         "transfers.csv has no rows. Remove it",
+    ),
+    "word for the day of the command": (
+        {"accounts_csv": ACCOUNTS.replace("2020-01-17", "today")},
+        'row 3, column "opened": expected a date such as 2026-01-31, got "today"',
+    ),
+    "table to join without a common id": (
+        {
+            "recipe_toml": RECIPE
+            + '[[nodes]]\ntable = "more.csv"\njoin = true\n'
+            + '[nodes.columns]\naccount = "id"\nage = "yes/no"\n',
+            "more_csv": f"account,age\n{LARGE}.0,1\n",
+        },
+        f'more.csv: no id, e.g. "{LARGE}.0", is one of the nodes, e.g. "{LARGE}"',
     ),
     "format of dates": (
         {"recipe_toml": RECIPE.replace('"date"', '"date", format = "%Q"')},
