@@ -74,7 +74,9 @@ def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:
 
 
 UNKNOWN = {"unknown", "unlabeled", "unlabelled", "none", "null", "nan"}
-UNKNOWN |= {"na", "n/a", "<na>", "#n/a", "?", "-1"}
+UNKNOWN |= {"na", "n/a", "n.a.", "<na>", "#n/a", "nat", "?", "-1"}
+UNKNOWN |= {"missing", "undefined", "not available", "not known"}
+UNKNOWN |= {"-9", "-99", "-999", "-9999"}
 """Plain spellings that usually mean that no class is known."""
 WHOLE = re.compile(r"[+-]?\d{1,300}(\.0*)?")
 """A whole number; no class name is longer, and ``int`` refuses very long texts."""

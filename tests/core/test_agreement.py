@@ -37,10 +37,10 @@ def test_names_that_people_and_programs_spell_differently(
 
 def test_markers_are_found_in_any_case() -> None:
     marks = ["unknown", "Unknown", "-1", "-1.0", "nan", "NaN", "None", "NA", "n/a"]
-    marks += ["N/A", "NULL", "?", "<NA>"]
+    marks += ["N/A", "NULL", "?", "<NA>", "n.a.", "NaT", "missing", "-99", "-9.0"]
     assert all(map(marks_unknown, [*marks, " unknown "]))
     assert not any(
-        map(marks_unknown, ["0", "1", "", "unknown sender", "Nana", "other"])
+        map(marks_unknown, ["0", "1", "", "unknown sender", "Nana", "other", "-", "-2"])
     )
 
 
