@@ -688,12 +688,12 @@ def test_only_edges_without_a_number_are_chosen(tmp_path: Path) -> None:
     header = ",".join(f"f{k}" for k in range(8))
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "nodes.csv").write_text("\n".join([f"id,{header}", *rows]))
-    edges = ["0,1,3.5", "1,2,", "2,3,0", "3,4,"]
+    edges = ["0,1,3.5", "1,2,", "2,3,-1", "3,4,"]
     text = "\n".join(["source,target,target:amount", *edges])
     (tmp_path / "g" / "edges.csv").write_text(text)
     arrays = {
         "x": data.x.numpy(), "edges": np.array([[0, 1], [1, 2], [2, 3], [3, 4]]),
-        "edge_target": np.array([3.5, np.nan, 0, np.nan]),
+        "edge_target": np.array([3.5, np.nan, -1, np.nan]),
         "edge_target_names": np.array(["amount"]),
     }  # fmt: skip
     np.savez(tmp_path / "g.npz", **arrays)

@@ -307,13 +307,14 @@ def read_described_edges(
 
 def _known_edges(table: Table, several: Sequence[str]) -> Array:
     """Return 0 for an edge with a known class or number, else -1; (M,), int64."""
-    cells = [texts for name in ("label", *several) if (texts := table.text[name])]
-    cells = cells or [[""] * len(table.lines)]
-    is_known = [
-        any(cell and not marks_unknown(cell) for cell in row)
-        for row in zip(*cells, strict=True)
-    ]
-    return np.array(is_known, dtype=np.int64) - 1
+    is_known = np.zeros(len(table.lines), dtype=np.bool_)
+    for name in ("label", *several):
+        if texts := table.text[name]:
+            tests = (bool(cell) and not marks_unknown(cell) for cell in texts)
+            if name != "label":  # -1 is a number like others
+                tests = (read_finite(cell) is not None for cell in texts)
+            is_known |= np.fromiter(tests, dtype=np.bool_, count=len(texts))
+    return is_known.astype(np.int64) - 1
 
 
 def _times(table: Table) -> Array:
