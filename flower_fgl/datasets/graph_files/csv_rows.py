@@ -55,7 +55,9 @@ __all__ = [
 
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0}
 BOOLEANS |= {"False": 0.0, "FALSE": 0.0, "false": 0.0}
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
+COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9]+)+(\.[0-9]*)?")
+MEASURE = re.compile(r"[<>=~≤≥$€£]*\s*[+-]?[0-9][0-9.,]*\s*[%$€£]?")
+"""A number with a sign of comparison, percent or currency."""
 DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d|\d\d?[-/.]\d\d?[-/.]\d\d")
 """Start of a date: year first, or day and month first."""
 BLOCK_CELLS = 1 << 20
@@ -286,13 +288,15 @@ def _remedy(cell: str) -> str:
             "Fill empty cells in one way at all owners, e.g. with the median of all, and "
             'mark them in a column of their own: flower-fgl prepare, missing = "median".'
         )
-    if DECIMAL_COMMA.fullmatch(cell):
-        return "Write decimals with a point."
+    if COMMAS.fullmatch(cell):
+        return "Write decimals with a point, and thousands without a separator."
     if DATE.match(cell):
         return (
             "Write dates as numbers, e.g. days since the same day at all owners: "
             'flower-fgl prepare, kind "date".'
         )
+    if MEASURE.fullmatch(cell):
+        return "Write the number alone, in one unit at all owners."
     return (
         "If the column holds words, write one column of 0 and 1 for each, the same ones at "
         'all owners: flower-fgl prepare, kind "category". Leave out ids and names.'

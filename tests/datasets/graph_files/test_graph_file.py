@@ -706,6 +706,16 @@ BAD_TABLES = {
         NODES.replace("3,-2", '"3,5",-2'),
         'got "3,5". Write decimals with a point',
     ),
+    "thousands": (
+        "nodes.csv",
+        NODES.replace("3,-2", '"3,000,000",-2'),
+        "Write decimals with a point, and thousands without a separator",
+    ),
+    "percent": (
+        "nodes.csv",
+        NODES.replace("3,-2", "3 %,-2"),
+        'got "3 %". Write the number alone',
+    ),
     "empty cell with a remedy": (
         "nodes.csv",
         NODES.replace("3,-2", "3,"),
