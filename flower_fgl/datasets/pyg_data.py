@@ -38,10 +38,13 @@ from flower_fgl.datasets.pyg_read import (
     EDGE_LABELS,
     check_columns,
     check_numbering,
+    joined,
     own_masks,
     read_edges,
     read_inputs,
     read_target,
+    read_times,
+    real_tensor,
     unread_of_plain,
 )
 from flower_fgl.datasets.pyg_typed import (
@@ -66,6 +69,7 @@ __all__ = [
     "is_graph",
     "node_dataset",
     "nodes_to_score",
+    "plain_to_score",
     "read_union",
     "store_graph",
     "store_graphs",
@@ -75,6 +79,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+TARGET_TEXTS = ("target_names", "target_units", "label_names")
 NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
 
@@ -314,54 +319,91 @@ def _with_labelled_edges(
     data: Any,
     name: str,
     given: GivenNames,
-    *,
-    is_new: bool = False,
 ) -> NodeDataset:
-    """Return a typed graph with the edges of the relation that has labels, if one has.
-
-    With ``is_new`` those of the chosen relation, without labels.
-    """
-    found = []
-    for triple in data.edge_types if is_hetero(data) else ():
-        is_labelled = any(data[triple].get(key) is not None for key in EDGE_LABELS)
-        if has_name(triple, given.types.relation) and (is_labelled or is_new):
-            found.append(triple)
+    """Return a typed graph with the edges of the relation that has labels, if one has."""
+    found = [
+        triple
+        for triple in (data.edge_types if is_hetero(data) else ())
+        if has_name(triple, given.types.relation)
+        and any(data[triple].get(key) is not None for key in EDGE_LABELS)
+    ]
     if len(found) != 1:
         return dataset
     (triple,) = found
     store, where = data[triple], f"{name}: {' '.join(triple)}"
-    if is_new:
-        store = store.to_dict()
-        labels = [store.pop(key) for key in EDGE_LABELS if key in store]
-        known = torch.full((store["edge_index"].shape[1],), -1)
-        if labels and not labels[0].is_floating_point():
-            known = labels[0].clamp(max=0)
-        elif labels:
-            known = (~labels[0].reshape(len(known), -1).isnan()).any(dim=1).long() - 1
-        from torch_geometric.data import Data
-
-        store = Data.from_dict({**store, "edge_label": known})
-        given = replace(given, edge_classes=("known",), target=None)
     table = _edges(store, where, given, read_edges(store, where, given.edge_features))
     assert table is not None
     return with_edge_table(dataset, table, triple)
 
 
+def _edges_to_score(data: Any, name: str, *, has_numbers: bool) -> EdgeTable:
+    """Return the edges with 0 for what is known of one, else -1; without their split.
+
+    Integers are all known if the model predicts numbers.
+    """
+    messages = read_edges(data, name)
+    number = messages.index.shape[1]
+    known = torch.zeros(number, dtype=torch.bool)
+    for key in EDGE_LABELS:
+        label = real_tensor(data.get(key), key, name)
+        if label is None:
+            continue
+        if not label.dim() or len(label) != number:
+            raise DataError(
+                f"{name}: {key} must hold one entry for each of the {number} edges, got "
+                f"shape {tuple(label.shape)}."
+            )
+        is_real = label.is_floating_point()
+        there = ~label.isnan() if is_real else (label >= 0) | has_numbers
+        known |= there.reshape(number, -1).any(dim=1)
+    table = EdgeTable(
+        messages.index,
+        known.long() - 1,
+        Target.classes(("known",)),
+        messages.x,
+        time=read_times(data, name),
+    )
+    validate_edges(table, name)
+    return table
+
+
+def plain_to_score(
+    data: Any, name: str, *, scores_edges: bool = False, has_numbers: bool = False
+) -> NodeDataset:
+    """Read a graph with one kind of nodes without labels; its edges may be scored."""
+    x, edge_index = read_inputs(data, name)
+    unknown = torch.full((len(x),), -1)
+    target = Target.classes(NO_CLASSES)
+    edges, messages = None, read_edges(data, name)
+    if scores_edges:
+        edges = _edges_to_score(data, name, has_numbers=has_numbers)
+    dataset = NodeDataset(
+        name, x, edge_index, unknown, target, edges=edges, messages=messages
+    )
+    validate_node_dataset(dataset)
+    return dataset
+
+
 def nodes_to_score(
-    data: Any, name: str, relation: str = ""
+    data: Any, name: str, relation: str = "", *, has_numbers: bool = False
 ) -> tuple[NodeDataset, Tensor]:
     """Read a typed graph without labels, and the numbers of its nodes in PyG, (N,).
 
-    Any kind of nodes is the target. With a ``relation`` its edges are read, to be scored.
+    Any kind of nodes is the target. With a ``relation`` its edges are read, to be scored;
+    ``has_numbers`` says that a model predicts numbers of them.
     """
     parts = read_typed(data, name, TypeNames(), has_labels=False)
     unknown = torch.full((len(parts.tables[parts.target].x),), -1)
     wanted = TypedTarget(unknown, Target.classes(NO_CLASSES))
     dataset = typed_dataset(name, parts.tables, parts.relations, parts.target, wanted)
     validate_node_dataset(dataset)
-    if relation:
-        given = replace(NO_NAMES, types=TypeNames(relation=relation))
-        dataset = _with_labelled_edges(dataset, data, name, given, is_new=True)
+    named = data.edge_types if relation and is_hetero(data) else ()
+    found = [triple for triple in named if has_name(triple, relation)]
+    if len(found) == 1:
+        (triple,) = found
+        where = f"{name}: {' '.join(triple)}"
+        table = _edges_to_score(data[triple], where, has_numbers=has_numbers)
+        dataset = with_edge_table(dataset, table, triple)
     return dataset, parts.numbers
 
 
@@ -399,13 +441,17 @@ def _private(
 
 
 def _warn_of_unread(
-    graphs: Sequence[Any], datasets: Sequence[NodeDataset], name: str
+    graphs: Sequence[Any],
+    datasets: Sequence[NodeDataset],
+    name: str,
+    *,
+    is_set: bool = False,
 ) -> None:
     """Log the attributes that none of the graphs is read with, once."""
     unread, has_values = set[str](), any(d.targets is not None for d in datasets)
     for graph, d in zip(graphs, datasets, strict=True):
         if d.schema is None:
-            unread |= unread_of_plain(graph, has_values=has_values)
+            unread |= unread_of_plain(graph, has_values=has_values, is_set=is_set)
         else:
             predicted = d.schema.predicted if d.edges else None
             target = d.schema.target
@@ -466,16 +512,13 @@ def _edges(
     target, y, targets = read_target(
         data, name, several, given.edge_classes, number, key=held[0], item="edge"
     )
-    time = data.get("edge_time")
-    if time is not None and time.is_complex():
-        raise DataError(f"{name}: edge_time must hold real numbers, got {time.dtype}.")
     table = EdgeTable(
         messages.index,
         y,
         target,
         messages.x,
         messages.feature_names,
-        None if time is None else time.detach().cpu().to(torch.float64),
+        read_times(data, name),
         own_masks(data, name, "edge_"),
         targets,
     )
@@ -523,19 +566,17 @@ def graph_dataset(
     With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
     ``may_be_unknown`` accepts graphs without a known value.
     """
-    from torch_geometric.data import Batch
-
     _require_list(graphs, name)
     items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
     _check_alike(items, name, kind)
     union, batch = read_union(graphs, name)
-    joint = Batch.from_data_list(items)
+    joint = joined(items)
     several = None if kind == CLASSES else Target(kind, ())
     if several is not None:
         for key in ("y", "y_mask"):
             if joint.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
                 joint[key] = joint[key].reshape(len(graphs), -1)
-        for key in ("target_names", "target_units", "label_names"):
+        for key in TARGET_TEXTS:
             if items[0].get(key) is not None:
                 joint[key] = items[0][key]
     target, y, targets = read_target(
@@ -543,7 +584,8 @@ def graph_dataset(
     )
     if several is None:
         check_numbering(y, name, "graph")
-    _warn_of_unread(graphs, [replace(union, targets=targets)] * len(graphs), name)
+    read = [replace(union, targets=targets)] * len(graphs)
+    _warn_of_unread(graphs, read, name, is_set=True)
     if union.schema is None and union.messages is not None:
         messages = _if_described(union.messages, union.edge_index)
         union = replace(union, x=union.x.to_dense(), messages=messages)
@@ -554,13 +596,11 @@ def graph_dataset(
 
 def read_union(graphs: Any, name: str) -> tuple[NodeDataset, Tensor]:
     """Return PyG graphs as one disjoint union without targets; the graph of each node."""
-    from torch_geometric.data import Batch
-
     _require_list(graphs, name)
     if any(is_typed(graph, ONE_GRAPH) for graph in graphs):
         return read_typed_set(graphs, name)
     _check_columns(graphs, name)
-    joint = Batch.from_data_list(list(graphs))
+    joint = joined(graphs)
     x, edge_index = read_inputs(joint, name)
     unknown, target = torch.full((len(x),), -1), Target.classes(NO_CLASSES)
     messages = read_edges(joint, name)
@@ -617,6 +657,12 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
                 f"({', '.join(odd)}). Give all graphs the same; an unknown y is NaN, and "
                 "several have a y_mask."
             )
+        for key in TARGET_TEXTS:
+            if (own := graph.get(key)) != (first := graphs[0].get(key)):
+                raise DataError(
+                    f"{name}: {key} is {first!r:.80} in graph 0, but {own!r:.80} in graph "
+                    f"{number}. Give all graphs the same targets."
+                )
         found = getattr(graph.get("y"), "shape", None)
         if kind != CLASSES and found != shape:
             raise DataError(

@@ -1,5 +1,6 @@
 """Attributes of a ``torch_geometric.data.Data``, its split included, read and checked."""
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -31,12 +32,15 @@ __all__ = [
     "check_columns",
     "check_numbering",
     "held_kind",
+    "joined",
     "own_masks",
     "read_edges",
     "read_features",
     "read_index",
     "read_inputs",
     "read_target",
+    "read_times",
+    "real_tensor",
     "unread_of_plain",
 ]
 
@@ -52,9 +56,23 @@ BOOKKEEPING = {"batch", "ptr", "n_id", "e_id", "input_id", "batch_size"}
 """Attributes that PyG adds to batches and sampled graphs."""
 SPARSEST = 10
 """Classes per class with an item, above which ``y`` holds no class numbers."""
-MORE_DIGITS = (torch.float64, torch.int32, torch.int64)
+MORE_DIGITS = (torch.float64, torch.int32, torch.int64, torch.uint32, torch.uint64)
 """Types of numbers that float32 may not hold."""
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def real_tensor(found: Any, key: str, name: str) -> Any:
+    """Return an attribute on the CPU, if it is there; reject what is no real tensor."""
+    if found is None:
+        return None
+    if not isinstance(found, Tensor):
+        raise DataError(
+            f"{name}: {key} must be a torch.Tensor, got {type(found).__name__}. Convert "
+            f"it, e.g. with torch.as_tensor({key})."
+        )
+    if found.is_complex():
+        raise DataError(f"{name}: {key} must hold real numbers, got {found.dtype}.")
+    return found.detach().cpu()
 
 
 def read_inputs(
@@ -68,16 +86,14 @@ def read_inputs(
 
 def read_features(x: Any, name: str, names: Sequence[str] = ()) -> Tensor:
     """Return features (N, d) in the smaller of two layouts; ``names`` of its columns."""
-    if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+    x = real_tensor(x, "x", name)
+    if x is None or x.dim() != 2 or 0 in x.shape:
+        got = "none" if x is None else tuple(x.shape)
         raise DataError(
             f"{name}: expected features x of shape (nodes, features), neither of them 0, "
             f"got {got}. Without features, add some, e.g. "
             "torch_geometric.transforms.OneHotDegree."
         )
-    if x.is_complex():
-        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
-    x = x.detach().cpu()
     if x.dtype in MORE_DIGITS and x.layout == torch.strided:
         check_whole_numbers(x.numpy(), f"{name}: x", names)
     elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
@@ -85,12 +101,13 @@ def read_features(x: Any, name: str, names: Sequence[str] = ()) -> Tensor:
         check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
     if x.layout not in (torch.strided, torch.sparse_csr):
         x = x.to_dense()
-    return compact_features(x)
+    return compact_features(x.to(torch.float32))
 
 
 def read_index(edge_index: Any, name: str, sizes: tuple[int, int]) -> Tensor:
     """Return edges (2, M), int64, between nodes of which there are ``sizes``."""
-    is_edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    edge_index = real_tensor(edge_index, "edge_index", name)
+    is_edges = edge_index is not None and edge_index.layout == torch.strided
     if not is_edges or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise DataError(
             f"{name}: expected edge_index of shape (2, edges), got "
@@ -101,7 +118,7 @@ def read_index(edge_index: Any, name: str, sizes: tuple[int, int]) -> Tensor:
         raise DataError(
             f"{name}: edge_index must hold integers, got {edge_index.dtype}."
         )
-    index: Tensor = edge_index.detach().cpu().to(torch.int64)
+    index: Tensor = edge_index.to(torch.int64)
     for row, size in zip(index, sizes, strict=True):
         outside = row[(row < 0) | (row >= size)]
         if outside.numel():
@@ -119,10 +136,8 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     ``names`` are those of the columns of ``edge_attr``.
     """
     index = data.edge_index.detach().cpu().to(torch.int64)
-    x = data.get("edge_attr")
-    if x is not None and x.is_complex():
-        raise DataError(f"{name}: edge_attr must hold real numbers, got {x.dtype}.")
-    x = torch.zeros(index.shape[1], 0) if x is None else x.detach().cpu()
+    x = real_tensor(data.get("edge_attr"), "edge_attr", name)
+    x = torch.zeros(index.shape[1], 0) if x is None else x.to_dense()
     x = x[:, None] if x.dim() == 1 else x
     if x.dtype in MORE_DIGITS:
         check_whole_numbers(x.numpy(), f"{name}: edge_attr", names)
@@ -132,29 +147,47 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     return MessageEdges(index, x, tuple(names))
 
 
-def unread_of_plain(data: Any, *, has_values: bool) -> set[str]:
-    """Return the attributes with which a graph with one kind of nodes is not read."""
-    has_labels = any(data.get(key) is not None for key in EDGE_LABELS)
+def joined(graphs: Sequence[Any]) -> Any:
+    """Return graphs as a batch; as of one graph, an empty ``edge_index`` has any type."""
+    from torch_geometric.data import Batch
+
+    whole = []
+    for graph in graphs:
+        index = graph.get("edge_index")
+        if isinstance(index, Tensor) and not index.numel():
+            graph = copy.copy(graph)
+            graph.edge_index = index.long()
+        whole.append(graph)
+    return Batch.from_data_list(whole)
+
+
+def unread_of_plain(data: Any, *, has_values: bool, is_set: bool = False) -> set[str]:
+    """Return the attributes with which a graph with one kind of nodes is not read.
+
+    If it is one of a set, neither a split nor classes of edges are read.
+    """
+    has_labels = not is_set and any(data.get(k) is not None for k in EDGE_LABELS)
     known = READ | BOOKKEEPING | (READ_WITH_LABELS if has_labels else set())
     known |= set(TARGET_KEYS) if has_values else set()
     used = [key for key in set(data.keys()) if has_labels or "edge" not in key]
-    parts, _ = split_names(used)
+    parts, _ = split_names([] if is_set else used)
     return set(data.keys()).difference(known, *parts.values())
 
 
 def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
     """Return one class per node, graph or edge."""
-    y, item = data.get(key), "node" if key == "y" else "edge"
-    if not isinstance(y, Tensor) or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    y = real_tensor(data.get(key), key, name)
+    item = "node" if key == "y" else "edge"
+    if y is None or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
+        got = "none" if y is None else tuple(y.shape)
         raise DataError(
             f"{name}: expected {key} with one class each, of shape ({item}s,), got {got}. "
             'For several labels or numbers of each item set target-kind = "labels" or '
             '"numbers".'
         )
-    y = y.detach().cpu().flatten()
-    if y.is_complex() or y.is_floating_point():
-        has_nan = not y.is_complex() and bool(y.isnan().any())
+    y = y.flatten()
+    if y.is_floating_point():
+        has_nan = bool(y.isnan().any())
         cast = "nan_to_num(-1).long()" if has_nan else "long()"
         raise DataError(
             f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
@@ -162,7 +195,8 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
             f"them to integers: data.{key} = data.{key}.{cast}. Set target-kind = "
             '"numbers" to predict them as numbers.'
         )
-    return y.to(torch.int64)
+    found: Tensor = y.to(torch.int64)
+    return found
 
 
 def held_kind(graphs: Any, *, of_edges: bool) -> TargetKind:
@@ -175,6 +209,12 @@ def held_kind(graphs: Any, *, of_edges: bool) -> TargetKind:
                 if is_real and bool(y.nan_to_num().frac().any()):
                     return NUMBERS
     return CLASSES
+
+
+def read_times(data: Any, name: str) -> Tensor | None:
+    """Return the times of the edges, float64, if they have any."""
+    time = real_tensor(data.get("edge_time"), "edge_time", name)
+    return None if time is None else time.to(torch.float64)
 
 
 def read_target(
@@ -208,19 +248,20 @@ def _read_several(
     column. ``y_mask`` (I, T) is False where a value is unknown.
     """
     prefix = "edge_" if item == "edge" else ""
-    y, mask = data.get(key), None if prefix else data.get("y_mask")
+    y = real_tensor(data.get(key), key, name)
+    mask = None if prefix else real_tensor(data.get("y_mask"), "y_mask", name)
     held = prefix + ("target_names" if given.has_numbers else "label_names")
     units_held = f"{prefix}target_units"
-    if not isinstance(y, Tensor) or y.is_complex() or y.dim() not in (1, 2):
-        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+    if y is None or y.dim() not in (1, 2):
+        got = "none" if y is None else tuple(y.shape)
         raise DataError(
             f"{name}: expected {key}, real numbers of shape ({item}s, {given.noun}s), got "
             f"{got}."
         )
-    values = y.detach().cpu().to(torch.float64)
+    values = y.to(torch.float64)
     values = values[:, None] if values.dim() == 1 else values
     if mask is not None:
-        known = mask.detach().cpu().bool()
+        known = mask.bool()
         known = known[:, None] if known.dim() == 1 else known
         if known.shape != values.shape:
             raise DataError(

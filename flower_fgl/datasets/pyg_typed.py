@@ -18,6 +18,7 @@ from flower_fgl.datasets.pyg_read import (
     INTEGERS,
     TARGET_KEYS,
     check_columns,
+    joined,
     read_features,
     read_index,
 )
@@ -163,9 +164,7 @@ def read_typed_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tenso
 
 def _read_numbered_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
     """Return the union of ``Data`` with kinds; names are attributes of the first."""
-    from torch_geometric.data import Batch
-
-    union = Batch.from_data_list(list(graphs))
+    union = joined(graphs)
     for key in (*NODE_NAMES, *EDGE_NAMES, *WIDTHS):
         held = [getattr(graph, key, None) for graph in graphs]
         if odd := [number for number, one in enumerate(held) if one != held[0]]:
@@ -516,7 +515,8 @@ def unread_of_typed(
     """
     values = set(TARGET_KEYS) if has_values else set()
     if not is_hetero(data):
-        parts, _ = split_names([key for key in set(data.keys()) if "edge" not in key])
+        own = [key for key in set(data.keys()) if target and "edge" not in key]
+        parts, _ = split_names(own)
         return set(data.keys()).difference(READ | BOOKKEEPING | values, *parts.values())
     unread = set(data.to_dict()["_global_store"])
     unread -= set() if target else {"y", *values}

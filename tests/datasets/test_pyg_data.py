@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -99,9 +100,17 @@ def test_a_graph_without_labels_predicts_links(
             r"edge_index must hold integers, got torch\.float32",
         ),
         ({"edge_index": torch.ones(2, 3, dtype=torch.bool)}, r"got torch\.bool"),
-        ({"edge_index": torch.ones(2, 3) * 1j}, r"integers, got torch\.complex64"),
+        ({"edge_index": torch.ones(2, 3) * 1j}, r"edge_index must hold real numbers"),
         ({"x": torch.ones(4, 3) * 1j}, r"x must hold real numbers, got torch\.complex"),
-        ({"y": torch.ones(4) * 1j}, r"class numbers .* got torch\.complex64"),
+        ({"y": torch.ones(4) * 1j}, r"y must hold real numbers"),
+        ({"x": np.ones((4, 3))}, "x must be a torch.Tensor, got ndarray. Convert it"),
+        ({"y": [0, 1, 1, 0]}, "y must be a torch.Tensor, got list"),
+        ({"edge_index": np.ones((2, 3))}, "edge_index must be a torch.Tensor"),
+        ({"edge_attr": [[1.0]] * 5}, "edge_attr must be a torch.Tensor"),
+        (
+            {"edge_label": torch.arange(5) % 2, "edge_time": np.arange(5)},
+            "edge_time must be a torch.Tensor",
+        ),
         (
             {
                 "edge_label": torch.zeros(5, dtype=torch.int64),
@@ -149,6 +158,22 @@ def test_a_graph_that_does_not_fit_is_an_error(
     with pytest.raises(DataError, match=message):
         to_npz(toy(**values), tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint16, torch.uint32, torch.uint64, torch.bfloat16, torch.float8_e4m3fn],
+)
+def test_features_have_any_type_of_real_numbers(dtype: torch.dtype) -> None:
+    whole = torch.arange(12).view(4, 3)
+    wide = torch.nn.functional.one_hot(whole[:, 0], 100)  # is stored sparse
+    for x in (whole % 8, wide):
+        found = node_dataset(toy(x=x.to(dtype)), "the graph").x.to_dense()
+        assert torch.equal(found, x.float())
+    edges = torch.ones(5, 2).to_sparse()
+    messages = node_dataset(toy(edge_attr=edges), "the graph").messages
+    assert messages is not None
+    assert torch.equal(messages.x, torch.ones(5, 2))
 
 
 @pytest.mark.parametrize("transform", [RemoveSelfLoops(), AddSelfLoops()])
@@ -308,6 +333,20 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
         graph_dataset([toy(), toy()], "pairs")
 
 
+def test_a_graph_of_a_set_without_edges_may_have_an_empty_index_of_any_type() -> None:
+    graphs = [toy(y=torch.tensor([k])) for k in range(2)]
+    graphs[1].edge_index = torch.empty(2, 0)
+    assert graph_dataset(graphs, "graphs").edge_index.shape == (2, 6)
+    assert graphs[1].edge_index.is_floating_point()  # the caller's graph stays
+
+
+def test_a_split_of_a_graph_in_a_set_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    masks = {f"{part}_mask": torch.tensor([True]) for part in ("train", "val", "test")}
+    graphs = [toy(y=torch.tensor([k]), **masks) for k in range(2)]
+    graph_dataset(graphs, "graphs")
+    assert "not read: test_mask, train_mask, val_mask" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_a_set_in_which_no_graph_is_labelled_is_an_error(kind: TargetKind) -> None:
     y = torch.tensor([-1 if kind == "classes" else float("nan")])
@@ -383,6 +422,10 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
         ({"y": None}, r"graphs 0 and 1 differ in their attributes \(y\)"),
         ({"edge_attr": torch.ones(4, 1)}, r"in their attributes \(edge_attr\)"),
         (
+            {"target_units": ["kg"]},
+            r"target_units is \['g'\] in graph 0, but \['kg'\] in graph 1",
+        ),
+        (
             {"x": torch.ones(4, 7)},
             r"x has shape .* in graph 0, but has shape \(4, 7\) in graph 1",
         ),
@@ -391,7 +434,7 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
 def test_graphs_of_a_set_that_differ_are_named(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    graphs = [ring(0, y=torch.zeros(1)), ring(1, y=torch.zeros(1))]
+    graphs = [ring(k, y=torch.zeros(1), target_units=["g"]) for k in range(2)]
     for key, value in change.items():
         graphs[1][key] = value
     with pytest.raises(DataError, match=message):

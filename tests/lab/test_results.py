@@ -185,6 +185,11 @@ def test_a_graph_in_memory_gets_predictions(
     assert frame["node"].tolist() == list(range(7))
     assert frame["predicted"].tolist() == [str(int(k)) for k in expected.argmax(dim=1)]
     assert "order of the columns is not checked" in caplog.text
+    whole = (9 * x).long()
+    due = runs[0].predict(Data(x=whole.float(), edge_index=one_way))
+    for other in (whole, whole.bfloat16(), whole.float().to_sparse()):
+        found = runs[0].predict(Data(x=other, edge_index=one_way))
+        pd.testing.assert_frame_equal(found, due)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +198,8 @@ def test_a_graph_in_memory_gets_predictions(
         (3, "Expected the path of a graph file, or an object with the tensors x"),
         (Data(x=torch.rand(3, 8)), r"x \(N, d\) and edge_index .* got the Data"),
         (
-            Data(x=torch.rand(3, 8).to_sparse(), edge_index=torch.empty(2, 0).long()),
-            "must be dense",
+            Data(x=torch.rand(3, 8).numpy(), edge_index=torch.empty(2, 0).long()),
+            "x must be a torch.Tensor, got ndarray",
         ),
         (
             Data(x=torch.rand(3, 5), edge_index=torch.tensor([[0], [1]])),

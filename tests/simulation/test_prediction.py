@@ -582,6 +582,14 @@ def test_an_object_with_edges_is_predicted_as_its_file(
     found = run.predict(data, from_time=60)
     expected = run.predict(bank, from_time=60)
     pd.testing.assert_frame_equal(found.iloc[:, 3:], expected.iloc[:, 3:])
+    known = torch.tensor((edges["time"] < 100).to_numpy())
+    real = torch.where(known, 1.0, torch.nan)
+    for label in (known.long() - 1, real):
+        for key in ("edge_label", "edge_y"):
+            data[key] = label
+            some = run.predict(data, only_unknown=True)
+            assert some["time"].tolist() == list(range(100, 120))
+            del data[key]
 
 
 # ---------------------------------------------------------------------------- tables

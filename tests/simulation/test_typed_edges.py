@@ -291,6 +291,8 @@ def test_pyg_graphs_give_the_numbers_of_tables(
         torch.tensor(due["p:codeshare"].to_numpy()),
         check_dtype=False,
     )
+    del graphs[0]["airport", "flies", "airport"].edge_label  # new edges have none
+    assert of_graphs.predict(graphs[0]).equals(found)
     del graphs[0]["airport", "flies", "airport"]
     with pytest.raises(DataError, match="lists no edges of the relation"):
         of_graphs.predict(graphs[0])

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from flower_fgl.core.agreement import differing_recipes, whole_recipe
-from flower_fgl.core.errors import DataError, ErrorCollector, show_path
+from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE, GRAPHS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.csv_rows import csv_cells
-from flower_fgl.datasets.graph_files.graph_file import (
-    LocalGraphFile,
-    edges_to_score,
-    load_graph_file,
-)
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
-from flower_fgl.datasets.graph_files.npz import try_node_dataset
-from flower_fgl.datasets.pyg_data import is_graph, nodes_to_score, read_union
+from flower_fgl.datasets.pyg_data import (
+    is_graph,
+    nodes_to_score,
+    plain_to_score,
+    read_union,
+)
+from flower_fgl.datasets.pyg_read import EDGE_LABELS
 from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
 from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.model_file import ModelCard
@@ -62,35 +62,25 @@ def read_graph(
         _check_recipe(owned.prepared, card, Path(graph))
         return owned, Path(graph)
     where = f"the {type(graph).__name__}"
+    has_numbers = card.target.has_numbers
     if is_graph(graph) and is_typed(graph, TypeNames()):
-        dataset, numbers = nodes_to_score(graph, where, relation * is_edges)
+        dataset, numbers = nodes_to_score(
+            graph, where, relation * is_edges, has_numbers=has_numbers
+        )
         _require_edges(dataset, relation * is_edges, where)
         return LocalGraphFile(dataset, numbers), where
     keys = ["x", "edge_index"]
-    x, edge_index = (getattr(graph, key, None) for key in keys)
-    if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)):
+    if any(getattr(graph, key, None) is None for key in keys):
         raise DataError(
             "Expected the path of a graph file, or an object with the tensors x (N, d) "
             f"and edge_index (2, M), got {where}. Pass one of these."
         )
-    if x.layout != torch.strided:
-        raise DataError(
-            f"x of {where} must be dense, got {x.layout}. Use x.to_dense()."
-        )
     keys += ["edge_attr"] if is_edges or card.messages else []
-    keys += ["edge_time", "edge_label"] if is_edges else []
-    found = {key: getattr(graph, key, None) for key in keys}
-    arrays = {k: v.detach().cpu().numpy() for k, v in found.items() if v is not None}
-    if "edge_attr" in arrays:
-        arrays["edge_attr"] = arrays["edge_attr"].reshape(edge_index.shape[1], -1)
-    plain = try_node_dataset(
-        edges_to_score(arrays) if is_edges else arrays,
-        where,
-        Target.classes(("",)),
-        ErrorCollector(),
-        has_labels=False,
-    )
-    assert plain is not None  # the collector raises the first error
+    keys += ["edge_time", *EDGE_LABELS] if is_edges else []
+    from torch_geometric.data import Data
+
+    data = Data(**{key: getattr(graph, key, None) for key in keys})
+    plain = plain_to_score(data, where, scores_edges=is_edges, has_numbers=has_numbers)
     return LocalGraphFile(plain, torch.arange(plain.num_nodes)), where
 
 
