@@ -355,7 +355,7 @@ def _edges_to_score(data: Any, name: str, *, has_numbers: bool) -> EdgeTable:
             )
         is_real = label.is_floating_point()
         there = ~label.isnan() if is_real else (label >= 0) | has_numbers
-        known |= there.reshape(number, -1).any(dim=1)
+        known |= there[:, None].flatten(1).any(dim=1)
     table = EdgeTable(
         messages.index,
         known.long() - 1,

@@ -125,6 +125,7 @@ def test_a_file_without_features_of_edges_is_refused(tmp_path: Path) -> None:
         ({"edge_attr": np.zeros(EDGES)}, "one text for each column"),
         ({"edge_attr": np.array([["a", "b"]] * EDGES)}, "edge_attr must hold numbers"),
         ({"edge_attr_names": np.array(["a"])}, "one text for each column"),
+        ({"edge_attr_names": np.array(["a", "a"])}, "a name occurs twice"),
     ],
 )
 def test_bad_features_of_edges_are_refused(

@@ -710,3 +710,9 @@ def test_only_edges_without_a_number_are_chosen(tmp_path: Path) -> None:
         assert frame["source"].astype(int).tolist() == [1, 3]
         assert list(frame.columns) == ["source", "target", "predicted"]
         assert len(predict_graph(tmp_path / "m", path)) == 4
+    np.savez(
+        tmp_path / "g.npz", **arrays
+        | {"edges": np.zeros((0, 2), int), "edge_target": np.zeros(0)},
+    )  # fmt: skip
+    with pytest.raises(DataError, match="has no edge to predict: 0 edges"):
+        predict_graph(tmp_path / "m", tmp_path / "g.npz")

@@ -253,8 +253,10 @@ def edges_to_score(arrays: Mapping[str, Array]) -> dict[str, Array]:
     if label.dtype.kind in "iu":
         label = np.minimum(label, 0)
     numbers = out.pop("edge_target", None)
-    if numbers is not None and numbers.dtype.kind in "fiu" and len(numbers) == number:
-        is_known = ~np.isnan(numbers.reshape(number, -1)).all(axis=1)
+    is_real = numbers is not None and numbers.dtype.kind in "fiu"
+    if numbers is not None and is_real and numbers.shape[:1] == (number,):
+        columns = tuple(range(1, numbers.ndim))
+        is_known = ~np.isnan(numbers).all(axis=columns)
         label = np.asarray(is_known, dtype=np.int64) - 1
     for key in ("edge_target_names", "edge_target_units"):
         out.pop(key, None)

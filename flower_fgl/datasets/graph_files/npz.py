@@ -37,6 +37,7 @@ from flower_fgl.datasets.graph_files.typed_arrays import (
 )
 from flower_fgl.datasets.graph_files.validate import (
     check_edge_features,
+    check_feature_names,
     check_whole_numbers,
     doubtful_labels,
     validate_edges,
@@ -261,6 +262,7 @@ def _message_edges(
             f"{where}: edge_attr_names must be one text for each column of edge_attr, got "
             f"{columns.dtype} of shape {columns.shape}."
         )
+    check_feature_names(columns.tolist(), f"{where}: edge_attr_names")
     check_whole_numbers(features, f"{where}: edge_attr", columns.tolist())
     dtype = np.uint8 if keeps_bytes and features.dtype == np.uint8 else np.float32
     with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected below
@@ -488,8 +490,8 @@ def _mask(mask: Array, key: str, where: str) -> Tensor:
             f"{where}: {key} must be bool, got {mask.dtype}. Convert it, e.g. with "
             f'{key} == "True" if it holds the texts True and False.'
         )
-    is_whole = mask.dtype.kind in "iu"
-    return torch.from_numpy(mask.astype(np.int64) if is_whole else mask)
+    dtype = {"b": np.bool_, "f": np.float64}.get(mask.dtype.kind, np.int64)
+    return torch.from_numpy(mask.astype(dtype))
 
 
 def read_prepared(

@@ -48,7 +48,7 @@ def read_schema(
             f"graph has {', '.join(needed)}; remove all of them if all nodes and edges are "
             "alike."
         )
-    types, relations = arrays["node_types"], arrays["relations"]
+    types, relations = (np.atleast_1d(arrays[k]) for k in ("node_types", "relations"))
     target = arrays.get("target_type", np.array(""))
     widths = integers(arrays, "node_type_widths", where)
     private = arrays.get("private_relations", np.zeros(len(relations), dtype=bool))

@@ -66,6 +66,7 @@ def test_a_typed_graph_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("y", lambda a: 0 * a, "nodes of other kinds than card have a class"),
         ("target_type", lambda a: np.array("bird"), '"bird", is no kind of nodes'),
         ("relations", lambda a: a[:, :2], "relations must be text of shape (3, 3)"),
+        ("relations", lambda a: a[0, 0], "relations must be text of shape (1, 3)"),
     ],
 )
 def test_what_does_not_fit_is_named(
