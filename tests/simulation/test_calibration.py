@@ -551,10 +551,27 @@ def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
     best = TEMPERATURES[int(torch.stack(losses).argmin())]
     assert card.calibration.temperature == best
     run = run_owners(node, tmp_path / "e", setting="edge", **settings)
-    edges = pd.read_csv(bank / "edges.csv")[["source", "target", "label"]]
-    edges.drop_duplicates(["source", "target"], keep="last").to_csv(known, index=False)
+    edges = pd.read_csv(bank / "edges.csv")
+    twice = edges.duplicated(["source", "target"], keep=False)
+    assert twice.any()
+    edges = edges[["source", "target", "time", "label"]]
+    edges.drop(columns="time").to_csv(known, index=False)
+    with pytest.raises(DataError, match=r"has 2 edges .* Add the column time"):
+        calibrated("--model", run.path, *words)
+    edges.assign(time=edges["time"] + 0.0)[twice].to_csv(known, index=False)
     calibrated("--model", run.path, *words)
-    assert "set" in predict_graph(out, bank).to_frame()
+    frame = predict_graph(out, bank).to_frame()
+    assert "set" in frame
+    names = [name[2:] for name in frame.filter(like="p:")]
+    truth = torch.tensor([names.index(c) for c in edges["label"][twice]])
+    card = read_card(out)
+    assert card is not None
+    assert card.calibration is not None
+    bare = predict_graph(run.path, bank).to_frame().filter(like="p:")[twice]
+    p = torch.tensor(bare.to_numpy(), dtype=torch.float64).log()
+    losses = [torch.nn.functional.cross_entropy(p / t, truth) for t in TEMPERATURES]
+    best = TEMPERATURES[int(torch.stack(losses).argmin())]
+    assert card.calibration.temperature == best
     (nodes, *_) = number_files(tmp_path / "files")
     run = run_owners([nodes], tmp_path / "n", target_kind="numbers", **settings)
     rows = [(k, 0.5 * k, "" if k % 2 else 1.0) for k in range(10)]
@@ -575,6 +592,7 @@ def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
             "1 labelled items; coverage = 0.9 needs at least 9",
         ),
         ("node,label\nghost,flu\n", [], "line 2: the graph has no node ghost"),
+        ("node,label\n0,flu\n0,flu\n", [], "line 3: node .* is also in .*, line 2"),
         ("node,label\n{0},plague\n", [], '"plague" is no class of the model'),
         ("node\n0\n", [], "label"),
         ("node,label\n0,flu\n", ["--coverage", 1], "> 0 and < 1"),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flower_fgl.core.calibration import (
 )
 from flower_fgl.core.errors import ConfigError, DataError, clip, show_path
 from flower_fgl.core.options import nearest
-from flower_fgl.datasets.graph_files.csv_rows import read_number
+from flower_fgl.datasets.graph_files.csv_rows import read_finite
 from flower_fgl.runs.model_file import ModelCard, save_model
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.predict import (
@@ -27,7 +28,7 @@ from flower_fgl.simulation.prediction.predict import (
     conformal_draws,
     predict_items,
 )
-from flower_fgl.simulation.prediction.read import read_graph, table_cells
+from flower_fgl.simulation.prediction.read import has_column, read_graph, table_cells
 from flower_fgl.simulation.prediction.table import LINKED, Prediction, task_of
 
 __all__ = ["calibrate_model"]
@@ -116,22 +117,36 @@ def _items(
     is_single = card.target_kind == "classes" or len(card.target.names) == 1
     columns = ["label"] if is_single else list(card.target.names)
     keys = ["source", "target"] if task in ("links", "edges") else [task[:-1]]
+    if task == "edges" and has_column(labels, "time"):
+        keys.append("time")
     rows = [
         (place, tuple(cells[: len(keys)]), cells[len(keys) :])
         for place, cells in table_cells(labels, (*keys, *columns))
     ]
     pairs = [item for _, item, _ in rows] if task == "links" else None
     found = predict_items(saved, graph, Wanted(pairs, from_time=from_time))
-    places = _places(found, keys)
+    keys = [key for key in keys if key in found.items]
+    places, listed = _places(found, keys), dict[tuple[str, ...], str]()
     chosen, truth = [], []
     for place, item, cells in rows:
-        if item not in places:
-            shown = " - ".join(map(clip, item))
+        item = tuple(starmap(_spelled, zip(keys, item, strict=False)))
+        shown = " - ".join(map(clip, item))
+        own = places.get(item, ())
+        if not own:
             raise DataError(
                 f"{place}: the graph has no {task[:-1]} {shown}. Correct it, or remove the "
                 "line."
             )
-        chosen.append(places[item])
+        if len(own) > 1 and task == "edges":
+            raise DataError(
+                f"{place}: the graph has {len(own)} edges {shown}, and nothing says which "
+                "one is meant. Add the column time of the predictions, or remove the line."
+            )
+        if listed.setdefault(item, place) != place:
+            raise DataError(
+                f"{place}: {task[:-1]} {shown} is also in {listed[item]}. Keep one line."
+            )
+        chosen.append(own[0])
         truth.append(_truth(saved, cells, place))
     values = found.values[chosen]
     if card.target.has_numbers:
@@ -168,10 +183,23 @@ def _check_score(card: ModelCard, score: str) -> None:
         )
 
 
-def _places(found: Prediction, keys: Sequence[str]) -> Mapping[tuple[str, ...], int]:
-    """Return the row of each item by its identifiers; of equal ones the last."""
-    columns = [[str(one) for one in found.items[key].tolist()] for key in keys]
-    return {item: place for place, item in enumerate(zip(*columns, strict=True))}
+def _places(
+    found: Prediction, keys: Sequence[str]
+) -> Mapping[tuple[str, ...], Sequence[int]]:
+    """Return the rows of each item by its identifiers."""
+    columns = [
+        [_spelled(key, str(one)) for one in found.items[key].tolist()] for key in keys
+    ]
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, item in enumerate(zip(*columns, strict=True)):
+        places.setdefault(item, []).append(place)
+    return places
+
+
+def _spelled(key: str, cell: str) -> str:
+    """Return an identifier in one spelling: a time may be 3 or 3.0."""
+    number = read_finite(cell) if key == "time" else None
+    return cell if number is None else f"{number:.15g}"
 
 
 def _truth(saved: SavedModel, cells: Sequence[str], where: str) -> Any:
@@ -187,10 +215,10 @@ def _truth(saved: SavedModel, cells: Sequence[str], where: str) -> Any:
                 f'{where}: "{clip(cell)}" is no class of the model. {nearest(cell, names)}'
             )
         return names.index(cell)
-    numbers = [read_number(cell) if cell else math.nan for cell in cells]
+    numbers = [read_finite(cell) if cell else math.nan for cell in cells]
     for cell, number in zip(cells, numbers, strict=True):
         if number is None or (card.multi_label and number not in (0, 1) and cell):
-            wanted = "0 or 1" if card.multi_label else "a number"
+            wanted = "0 or 1" if card.multi_label else "a finite number"
             raise DataError(
                 f'{where}: "{clip(cell)}" must be {wanted}, or empty if it is unknown.'
             )

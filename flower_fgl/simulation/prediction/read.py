@@ -14,7 +14,7 @@ from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE, GRAPHS
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.csv_rows import csv_cells
+from flower_fgl.datasets.graph_files.csv_rows import csv_cells, csv_rows
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.pyg_data import (
@@ -29,7 +29,7 @@ from flower_fgl.datasets.transforms.typed import without_types
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.simulation.prediction.table import schema_of, task_of
 
-__all__ = ["read_graph", "read_set", "table_cells", "without_kinds"]
+__all__ = ["has_column", "read_graph", "read_set", "table_cells", "without_kinds"]
 
 Owned = TypeVar("Owned", LocalGraphFile, OwnedSet)
 
@@ -139,6 +139,12 @@ def table_cells(
     """
     for line, cells in csv_cells(Path(os.path.expanduser(path)), columns, more=more):
         yield f"{show_path(path)}, line {line}", cells
+
+
+def has_column(path: Path, name: str) -> bool:
+    """Return whether the header of a CSV table has a column."""
+    _, header = next(csv_rows(Path(os.path.expanduser(path)), ()))
+    return name in header
 
 
 def _is_set(path: Path) -> bool:
