@@ -168,7 +168,8 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
     """Find data owners of which no other owner has any class.
 
     Returns why the owners cannot learn from each other, empty unless all are such owners,
-    and a warning for each such owner.
+    and a warning for each such owner, and for two that may count the same classes from 0
+    and from 1.
     """
     holders = Counter(name for own in lists.values() for name in set(own))
     lone = {
@@ -180,7 +181,7 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
         f"Data owner {owner} has no class in common with another owner ({held}). Check how "
         "its classes are spelled."
         for owner, held in lone.items()
-    ]
+    ] + _shifted(lists)
     if not lone or len(lone) < len(lists):
         return "", warnings
     first = list(lone.items())[:MOST_OWNERS]
@@ -190,6 +191,26 @@ def classes_apart(lists: Mapping[str, Collection[str]]) -> tuple[str, list[str]]
         "from each other. Spell the classes alike. If each owner has other classes, list "
         "those of all owners in each classes.csv (.npz: class_names)"
     ), warnings
+
+
+def _shifted(lists: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a warning on an owner with the classes 0 to k - 1, and one with 1 to k."""
+    holders: dict[tuple[int, int], str] = {}
+    for owner, own in lists.items():
+        plain = [plain_spelling(name) for name in own]
+        numbers = sorted(int(name) for name in plain if name.isdecimal())
+        first, size = min(numbers, default=0), len(plain)
+        if size > 1 and numbers == [*range(first, first + size)]:
+            holders.setdefault((first, size), owner)
+    for (first, size), owner in holders.items():
+        other = holders.get((1, size))
+        if not first and other:
+            return [
+                f"Data owner {owner} has the classes 0 to {size - 1}, and {other} has 1 to "
+                f"{size}. They are matched by name: if {other} counts the same classes "
+                "from 1, subtract 1 from its labels."
+            ]
+    return []
 
 
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:

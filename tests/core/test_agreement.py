@@ -84,3 +84,13 @@ def test_an_owner_without_a_common_class_is_found() -> None:
     )
     assert len(warnings) == 2
     assert classes_apart({"a": ("x",)}) == ("", [])
+
+
+def test_classes_counted_from_0_and_from_1_are_named() -> None:
+    lists = {"a": ("no", "yes"), "b": ("0", "1"), "c": ("2.0", "1"), "d": ("1", "0")}
+    _, (_, found) = classes_apart(lists)  # the first one is on owner a
+    assert found.startswith("Data owner b has the classes 0 to 1, and c has 1 to 2.")
+    more: list[tuple[str, ...]] = [("1", "2", "3"), ("2", "3"), ("1",), ("1", "x"), ()]
+    for other in more:
+        apart = classes_apart({"b": ("0", "1"), "c": other, "d": ("0", *other)})
+        assert not any("counts the same" in text for text in apart[1])
