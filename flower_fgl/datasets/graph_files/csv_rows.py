@@ -56,7 +56,8 @@ __all__ = [
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0}
 BOOLEANS |= {"False": 0.0, "FALSE": 0.0, "false": 0.0}
 COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9]+)+(\.[0-9]*)?")
-MEASURE = re.compile(r"[<>=~≤≥$€£]*\s*[+-]?[0-9][0-9.,]*\s*[%$€£]?")
+NUMBER = r"\s*[+-]?[0-9][0-9.,]*\s*"
+MEASURE = re.compile(rf"[<>=~≤≥$€£]+{NUMBER}[%$€£]?|{NUMBER}[%$€£]")
 """A number with a sign of comparison, percent or currency."""
 DATE = re.compile(r"\d{4}[-/.]\d\d?[-/.]\d|\d\d?[-/.]\d\d?[-/.]\d\d")
 """Start of a date: year first, or day and month first."""
