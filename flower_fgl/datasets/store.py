@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
@@ -69,7 +70,7 @@ NOTES = logging.getLogger("flower_fgl.datasets.suspect")
 """Logger of notes on suspect data, of which a grid logs each once."""
 FORMAT = 3
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
-READER = 3
+READER = 4
 """Version of the checks of graph files; a store of an earlier version is built again."""
 INDEX = "index.json"
 MOST_OWNERS = 3
@@ -96,7 +97,7 @@ class StoreIndex:
     edges of the complete graph. ``owners`` holds ``name``, ``target``, ``feature_names``
     and ``prepared`` of each of the K natural owners, if there are any. ``notes`` are those
     of :func:`suspect_data` on each client's data; none on the benchmark datasets of this
-    package.
+    package. ``warnings`` were logged when the clients were built.
     """
 
     partition_sha256: str
@@ -107,6 +108,7 @@ class StoreIndex:
     owners: list[dict[str, Any]] = field(default_factory=list)
     notes: list[list[str]] = field(default_factory=list)
     schema: str = ""
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def num_clients(self) -> int:
@@ -169,7 +171,16 @@ class ClientStore:
         return client
 
     def log_notes(self) -> None:
-        """Log the notes on suspect data, on the machine of the data only."""
+        """Log warnings of the build, and the notes on suspect data.
+
+        They stay on the machine of the data. A process in whose time the store was built
+        has logged the warnings.
+        """
+        with contextlib.suppress(OSError):
+            built = (self.folder / INDEX).stat().st_mtime
+            if built < psutil.Process().create_time():
+                for warning in self.index.warnings:
+                    NOTES.warning("%s", warning)
         if names := [owner["name"] for owner in self.index.owners]:
             log_notes(dict(zip(names, self.index.notes, strict=True)))
         else:  # the clients hold parts of one dataset, with similar notes
@@ -410,10 +421,11 @@ def _parse_index(path: Path, stamp: Stamp) -> StoreIndex:
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:
     """Write all clients to a temporary folder, then rename it to the target."""
-    if config.owners:
-        clients, sha256, num_edges = build_owners(config)
-    else:
-        clients, sha256, num_edges = build_clients(config, num_clients)
+    with _kept_warnings() as warnings:
+        if config.owners:
+            clients, sha256, num_edges = build_owners(config)
+        else:
+            clients, sha256, num_edges = build_clients(config, num_clients)
     with _writing(folder):
         # temporary folders left by killed processes
         for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
@@ -430,13 +442,37 @@ def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreInde
                 suspect_data(client, held) if is_own else []
                 for client, is_own in zip(clients, own, strict=True)
             ]
-            index = _fill(scratch, clients, sha256, num_edges, notes)
+            index = _fill(scratch, clients, sha256, num_edges, notes, warnings)
             if folder.exists():
                 shutil.rmtree(folder)
             os.replace(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return index
+
+
+class _Keeper(logging.Handler):
+    """Handler that keeps warnings; not those of loading, which concern files of a cache."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the text of a record."""
+        if not record.name.startswith("flower_fgl.datasets.sources"):
+            self.kept.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def _kept_warnings() -> Iterator[list[str]]:
+    """Collect the warnings on data while clients are built."""
+    keeper, logger = _Keeper(), logging.getLogger("flower_fgl.datasets")
+    logger.addHandler(keeper)
+    try:
+        yield keeper.kept
+    finally:
+        logger.removeHandler(keeper)
 
 
 def _own_data(config: RunConfig, num_clients: int) -> list[bool]:
@@ -456,6 +492,7 @@ def _fill(
     sha256: str,
     num_edges: int,
     notes: list[list[str]],
+    warnings: list[str],
 ) -> StoreIndex:
     """Write all clients' files and the index."""
     hashes = []
@@ -483,6 +520,7 @@ def _fill(
         ],
         notes,
         "" if first.schema is None else first.schema.to_text(),
+        warnings,
     )
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,20 @@ def test_owners_without_a_common_class_are_refused_and_one_is_named(
     bare = [replace(g, graph=replace(g.graph, masks={})) for g in graphs]
     folder = save(tmp_path / "few", spelled(bare, english, ("a", "b", "c"), german))
     assert len(build_owners(config_of(folder, setting="few-shot"))[0]) == 3
+
+
+def test_a_later_run_warns_of_what_the_first_one_did(
+    graphs: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    english, german = ("fraud", "fine", "odd"), ("Betrug", "normal", "seltsam")
+    folder = save(tmp_path / "two", spelled(graphs, english, english, german))
+    for is_later in (False, True, True):
+        caplog.clear()
+        store = open_store(config_of(folder), 3)
+        if is_later:  # than the process that built the store
+            os.utime(store.folder / "index.json", (0, 0))
+        store.log_notes()
+        assert caplog.text.count("Data owner e has no class in common") == 1
 
 
 def test_a_store_of_files_that_were_not_checked_is_built_again(
