@@ -126,10 +126,15 @@ def _columns(frame: Any, where: str, table: TableRecipe) -> dict[str, Array]:
             f"{where} has one column, {clip(names[0])}. Set separator = {others[0]!r} in "
             "its table of the recipe."
         )
-    if len(set(names)) < len(names):
-        raise DataError(f"{where} has two columns with one name. Rename one of them.")
+    _require_distinct(names, where)
     cells = (frame.iloc[:, number].to_numpy() for number in range(len(names)))
     return dict(zip(names, cells, strict=True))
+
+
+def _require_distinct(names: list[str], where: str) -> None:
+    """Reject a table of which two columns have one name."""
+    if len(set(names)) < len(names):
+        raise DataError(f"{where} has two columns with one name. Rename one of them.")
 
 
 def _read_parquet(path: Path, table: TableRecipe) -> Iterator[Block]:
@@ -143,6 +148,7 @@ def _read_parquet(path: Path, table: TableRecipe) -> Iterator[Block]:
     try:
         first = 1
         with pq.ParquetFile(path) as file:
+            _require_distinct(file.schema_arrow.names, where)
             for batch in file.iter_batches(batch_size=BLOCK_ROWS):
                 cells = map(_arrow_cells, batch.columns)
                 columns = dict(zip(batch.schema.names, cells, strict=True))

@@ -210,6 +210,22 @@ def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> No
     assert graph.dataset.edge_index.tolist() == [[0, 1], [1, 0]]
 
 
+def test_two_columns_of_a_parquet_file_with_one_name_are_refused(
+    tmp_path: Path,
+) -> None:
+    arrow, parquet = (pytest.importorskip(f"pyarrow{p}") for p in ("", ".parquet"))
+    recipe, tables = bank(tmp_path)
+    cells = [arrow.array([text]) for text in ("1", "AT", "DE")]
+    names = ["account", "country", "country"]
+    parquet.write_table(arrow.table(cells, names), tmp_path / "accounts.parquet")
+    text = RECIPE.replace("accounts*.csv", "accounts.parquet")
+    recipe.write_text(text, "utf-8")
+    with pytest.raises(DataError, match="has two columns with one name"):
+        prepare_graph(
+            recipe, [tmp_path / "accounts.parquet", tables[1]], tmp_path / "graph"
+        )
+
+
 def test_parquet_keeps_large_integers_dates_and_gaps(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     whole, _ = prepared(tmp_path)
