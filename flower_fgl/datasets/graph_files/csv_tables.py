@@ -20,7 +20,8 @@ from flower_fgl.core.errors import (
     has_control_characters,
     show_path,
 )
-from flower_fgl.core.held_kind import NODES
+from flower_fgl.core.held_kind import EDGES, GRAPHS, NODES, RELATIONS
+from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
@@ -50,11 +51,22 @@ __all__ = [
     "read_predicted",
     "read_prepared_cell",
     "split_note",
+    "unread_tables",
 ]
 
 TEXT_COLUMNS = ("id", "label", "split")
 ENDS = ("source", "target")
 EDGE_COLUMNS = (*ENDS, "label", "time", "split")
+KNOWN: tuple[str, ...] = (
+    NODES,
+    EDGES,
+    GRAPHS,
+    RELATIONS,
+    "classes.csv",
+    "edge_classes.csv",
+)
+KNOWN += ("targets.csv", "outside.csv", "prepared.csv")
+"""Tables of a folder."""
 
 
 class End(NamedTuple):
@@ -101,7 +113,7 @@ def read_csv_folder(
         arrays |= read_predicted(nodes, columns.read, "node", folder, attempt)
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
-    notes = split_note(nodes, columns)
+    notes = [*unread_tables(folder), *split_note(nodes, columns)]
     if index is not None:
         ends = (End("source", NODES, index), End("target", NODES, index))
         path = folder / "edges.csv"
@@ -420,6 +432,17 @@ def split_note(table: Table, columns: TargetColumns) -> list[str]:
     parts = ", ".join(table.parts.values())
     note = parts and f"the columns {parts} hold the split and are not features."
     return [f"{table.path.name}: {text}" for text in (note, columns.why) if text]
+
+
+def unread_tables(folder: Path) -> list[str]:
+    """Return a note on tables in a folder that have no meaning, such as ``class.csv``."""
+    names = [name for name in sorted(os.listdir(folder)) if name not in KNOWN]
+    unread = [name for name in names if name.lower().endswith(".csv")]
+    if not unread:
+        return []
+    return [
+        f"{clip(', '.join(unread), 200)} will not be read. {nearest(unread[0], KNOWN)}"
+    ]
 
 
 def _if_features(table: Table) -> str:

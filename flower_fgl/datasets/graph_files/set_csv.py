@@ -23,6 +23,7 @@ import torch
 
 from flower_fgl.core.errors import DataError, ErrorCollector, clip, show_path
 from flower_fgl.core.held_kind import EDGES, GRAPHS, NODES, RELATIONS
+from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
@@ -36,6 +37,7 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     read_predicted,
     read_prepared_cell,
     split_note,
+    unread_tables,
 )
 from flower_fgl.datasets.graph_files.typed_arrays import schema_arrays
 from flower_fgl.datasets.graph_files.typed_csv import edge_notes, read_typed_names
@@ -67,10 +69,10 @@ def read_set_folder(
     graphs = read_table(path, ("id",), text, items="graphs", needs_features=False)
     check_number(len(graphs.lines), graphs.where)  # before other tables fill the memory
     if graphs.feature_names:
+        known = (*GRAPH_COLUMNS, "label:NAME", "target", "target:NAME")
         attempt.add(
             f'{graphs.where}: column "{clip(graphs.feature_names[0])}" is not known. '
-            f"Features belong into nodes.csv. Known: {', '.join(GRAPH_COLUMNS)}, "
-            "label:NAME, target and target:NAME."
+            f"Features belong into nodes.csv. {nearest(graphs.feature_names[0], known)}"
         )
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
@@ -86,7 +88,7 @@ def read_set_folder(
     if keys := graphs.text["key"]:
         pairs = zip(keys, ids, strict=True)
         arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
-    notes = split_note(graphs, columns)
+    notes = [*unread_tables(folder), *split_note(graphs, columns)]
     arrays |= attempt(read_prepared_cell, folder) or {}
     if graphs.text["smiles"]:
         arrays |= attempt(_molecules, graphs, attempt) or {}

@@ -36,6 +36,7 @@ from flower_fgl.datasets.graph_files.csv_tables import (
     read_predicted,
     read_prepared_cell,
     split_note,
+    unread_tables,
 )
 from flower_fgl.datasets.graph_files.npz import edge_table, read_masks
 from flower_fgl.datasets.graph_files.own_split import PARTS
@@ -303,7 +304,7 @@ def read_typed_folder(
         return None
     schema, listed = names
     tables: dict[str, Table] = {}
-    index, notes, labels = {}, list[str](), None
+    index, notes, labels = {}, unread_tables(folder), None
     for kind in schema.node_types:
         path, is_target = folder / "nodes" / f"{kind}.csv", kind == schema.target
         kind_of_target = wanted.kind_of_nodes if is_target else ""

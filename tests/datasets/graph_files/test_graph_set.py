@@ -231,6 +231,7 @@ def test_shuffled_tables_join_the_nodes_that_their_ids_name(tmp_path: Path) -> N
         ("graphs", "m3", "m4", r'nodes\.csv, line 6: graph "m3" is not an id'),
         ("graphs", "m3,", "m4,safe,C\nm3,", r'graph "m4" has no node\.'),
         ("graphs", "key", "weight", 'column "weight" is not known. Features'),
+        ("graphs", "key", "SMILES", 'not known. .* Did you mean "smiles"'),
         ("nodes", "m1,b", "m1,a", r'line 5: the id "a" of a node of graph "m1"'),
         ("nodes", "m1,b", "m1,", r'line 5: the id "" of a node of graph'),
         ("nodes", "charge", "label", 'column "label" is about graphs'),

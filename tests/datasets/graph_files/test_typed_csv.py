@@ -16,6 +16,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
     inspect_graph_file,
     load_graph_file,
 )
+from flower_fgl.datasets.graph_files.graph_set import load_graph_set
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.owners import build_owners, list_owners, owner_contents
 from flower_fgl.methods import parse_config
@@ -81,6 +82,22 @@ def test_tables_and_arrays_hold_the_same_graph(tmp_path: Path) -> None:
         found.x[found.y >= 0][:, :3], due.x[due.y >= 0][:, 2:5], atol=1e-6, rtol=0
     )
     assert found.edge_index.shape == due.edge_index.shape
+
+
+def test_a_table_without_a_meaning_is_noted(tmp_path: Path) -> None:
+    bank = written(tmp_path / "bank", {"class.csv": "name\ngood\n"})
+    plain = {"nodes.csv": "id,label,x\na,u,1\nb,v,2\n"}
+    plain |= {"edges.csv": "source,target\na,b\n", "class.csv": ""}
+    for folder in (bank, write_tables(tmp_path / "plain", plain)):
+        note = load_graph_file(folder).notes[0]
+        assert note.startswith(
+            'class.csv will not be read. Did you mean "classes.csv"?'
+        )
+    graphs = "id,label\na,u\n", "graph,id,x\na,1,1\n", "graph,source,target\n"
+    names = "graphs.csv", "nodes.csv", "edges.csv"
+    tables = {**dict(zip(names, graphs, strict=True)), "Target.CSV": ""}
+    owned = load_graph_set(write_tables(tmp_path / "set", tables))
+    assert 'Did you mean "targets.csv"' in owned.notes[0]
 
 
 def test_a_relation_may_name_its_file_and_be_private(tmp_path: Path) -> None:
