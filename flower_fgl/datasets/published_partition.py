@@ -36,7 +36,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.datasets.pyg_data import ONE_GRAPH, GivenNames, node_dataset
-from flower_fgl.datasets.pyg_read import read_index
+from flower_fgl.datasets.pyg_read import own_masks, read_index
 from flower_fgl.datasets.pyg_typed import TypeNames
 from flower_fgl.datasets.splits.split import SPLITS
 
@@ -178,7 +178,8 @@ def _read_typed(folder: Path, numbers: Sequence[int]) -> list[NodeDataset]:
         most = max(most, _num_classes(data))
     for number, data in zip(numbers, loaded, strict=True):
         name, kinds = str(folder / f"data_{number}.pt"), list(data.hetero_node_types)
-        masks = _read_masks(folder, number, len(data.x)).items()
+        found_masks = _read_masks(folder, number, len(data.x))
+        masks = (found_masks or own_masks(data, name)).items()
         plain = type(data)(
             x=data.x,
             edge_index=data.edge_index,
@@ -241,7 +242,7 @@ def _read_client(
     ids, order = _global_ids(data, count).sort()
     place = torch.empty_like(order)
     place[order] = torch.arange(count)
-    masks = _read_masks(folder, number, count)
+    masks = _read_masks(folder, number, count) or own_masks(data, str(path))
     graph = type(data)(
         x=x[order],
         edge_index=place[edges],
@@ -254,7 +255,12 @@ def _read_client(
 
 def _num_classes(data: Any) -> int:
     """Return the declared number of classes, or more if a label is larger."""
-    declared = int(getattr(data, "num_global_classes", 0) or 0)
+    try:
+        declared = int(getattr(data, "num_global_classes", 0) or 0)
+    except (TypeError, ValueError):
+        declared = 0
+    if data.y.is_floating_point():  # is refused with the remedy
+        return declared
     return max(declared, 1 + int(data.y.max()) if len(data.y) else 0)
 
 
@@ -288,9 +294,11 @@ def _read_masks(folder: Path, number: int, count: int) -> dict[str, Tensor]:
         masks = {name: _load(path) for name, path in paths.items()}
         for name, mask in masks.items():
             if not isinstance(mask, Tensor) or mask.shape != (count,):
+                shape = tuple(getattr(mask, "shape", ()))
                 raise DataError(
-                    f"{paths[name]}: expected a mask of {count} booleans, got "
-                    f"{type(mask).__name__}. Copy the folder again."
+                    f"{paths[name]}: expected a mask of {count} booleans, one for each "
+                    f"node of data_{number}.pt, got {type(mask).__name__} {shape or ''}. "
+                    "Numbers of nodes cannot be read."
                 )
         return {name: mask.to(torch.bool) for name, mask in masks.items()}
     return {}

@@ -153,6 +153,23 @@ def test_a_split_is_not_chosen_by_chance(tmp_path: Path) -> None:
     assert torch.equal(found, masks(0)["train"].flip(0))
 
 
+def test_a_split_inside_the_graph_is_kept_if_there_is_no_other(tmp_path: Path) -> None:
+    split = {f"{part}_mask": mask for part, mask in masks(0).items()}
+    folder = write(tmp_path / "own", lambda k: client(k, **split), split="other")
+    (path, _) = convert_partition(folder, tmp_path / "graphs")
+    found = load_graph_file(path).dataset.masks
+    for part, mask in masks(0).items():
+        assert torch.equal(found[part], mask.flip(0))  # sorted by global number
+
+
+def test_numbers_to_predict_are_refused_in_words(tmp_path: Path) -> None:
+    y = torch.full((20,), torch.nan)
+    odd = {"y": y, "num_global_classes": "none"}
+    folder = write(tmp_path / "own", lambda k: client(k, **odd))
+    with pytest.raises(DataError, match=r"must hold class numbers .* with NaN"):
+        convert_partition(folder, tmp_path / "graphs")
+
+
 def test_a_client_without_edges_is_kept(tmp_path: Path) -> None:
     # OpenFGL makes the edges by torch.tensor(list of pairs).T, of shape (0,) and float32
     # for an empty list; its newer versions reshape that to (2, 0)
