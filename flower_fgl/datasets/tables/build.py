@@ -236,6 +236,8 @@ def _join(
     is_own = any(not table.table for table in recipe.tables(place))
     if len(others) and not is_own and recipe.foreign == "refuse":
         raise _unknown_end(ends, listed, recipe, items)
+    if ends and len(listed) and not is_own and not listed.isin(named).any():
+        raise _nothing_in_common(ends[0][0].name, named, listed, items)
     index = listed.append(others)
     is_foreign = np.zeros(len(index), dtype=np.bool_)
     is_foreign[len(listed) :] = not is_own
@@ -250,11 +252,7 @@ def _join(
         at = index.get_indexer(rows.keys["id"])
         known = at >= 0
         if not known.any():
-            one, other = (clip(ids[0]) for ids in (rows.keys["id"], index))
-            raise DataError(
-                f'{rows.name}: no id, e.g. "{one}", is one of the {items}, e.g. "{other}". '
-                "Spell ids alike in all tables."
-            )
+            raise _nothing_in_common(rows.name, rows.keys["id"], index, items)
         lines.append(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
             f"{int((~known).sum()):,} rows dropped, which name no node"
@@ -309,6 +307,15 @@ def _require_unique(tables: Sequence[_Rows]) -> None:
         f'{one} and {other} have one id, "{clip(ids[twice[0]])}". Keep one row for each '
         f"node ({len(twice):,} rows repeat an id). If a table adds columns to nodes of "
         "another one, write join = true into the recipe."
+    )
+
+
+def _nothing_in_common(name: str, ids: Array, listed: Any, items: str) -> DataError:
+    """Return the error for a table of which no id is one of the nodes."""
+    one, other = clip(ids[0]), clip(listed[0])
+    return DataError(
+        f'{name}: no id, e.g. "{one}", is one of the {items}, e.g. "{other}". Spell ids '
+        "alike in all tables."
     )
 
 

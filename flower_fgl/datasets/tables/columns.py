@@ -143,7 +143,7 @@ def _require_filled(block: Block, key: str, column: Column, missing: Array) -> N
     """Reject empty cells of a feature or of a time without a rule."""
     if column.kind in ("label", "split", "key") or column.missing is not None:
         return
-    remedy = "Give every edge a time." if column.kind == "time" else _rules(column)
+    remedy = "Give every row a time." if column.kind == "time" else _rules(column)
     _require(block, key, ~missing, _expected(column), remedy)
 
 
@@ -174,9 +174,9 @@ def _unreadable(column: Column, cell: str) -> str:
     )
     if column.kind == "number":
         return (
-            f'{text} If the column holds words, declare it as "category". A table has '
-            'decimal points or, with decimal = "," in the recipe, decimal commas. Write '
-            "thousands without a separator."
+            f'{text} If the column holds words, declare it as "category" or "yes/no". A '
+            'table has decimal points or, with decimal = "," in the recipe, decimal '
+            "commas. Write thousands without a separator."
         )
     if column.kind == "yes/no":
         return f"{text} Other words are listed in yes = [] and no = []."

@@ -271,6 +271,21 @@ def _of(kind: type) -> Callable[[Any], Any]:
     return check
 
 
+def _one_of(*marks: str) -> Callable[[Any], str]:
+    """Return a check that a value is a character, one of ``marks`` if there are any."""
+
+    def check(value: Any) -> str:
+        if (
+            not isinstance(value, str)
+            or len(value) != 1
+            or value not in (marks or value)
+        ):
+            raise TypeError
+        return value
+
+    return check
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     """Return a list of texts."""
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -326,8 +341,8 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
         ("type", "relation", "source", "target"),
         (_of(str), "the name of a kind of nodes or of a relation"),
     ),
-    "separator": (_of(str), "a text"),
-    "decimal": (_of(str), '"." or ","'),
+    "separator": (_one_of(), "one character"),
+    "decimal": (_one_of(".", ","), '"." or ","'),
     "name": (_of(str), "a text"),
     "missing": (_rule, '"mean", "median", "zero" or a number'),
     "empty": (_texts, 'a list of texts, e.g. ["NA", "-1"]'),

@@ -344,6 +344,26 @@ CHANGES = {
         },
         f'more.csv: no id, e.g. "{LARGE}.0", is one of the nodes, e.g. "{LARGE}"',
     ),
+    "edges without a listed node": (
+        {"transfers_csv": f"from,to,amount\n{LARGE}.0,9,1\n"},
+        f'transfers.csv: no id, e.g. "{LARGE}.0", is one of the nodes, e.g. "{LARGE}"',
+    ),
+    "separator of two characters": (
+        {
+            "recipe_toml": RECIPE.replace(
+                "[nodes.columns]", 'separator = "; "\n[nodes.columns]'
+            )
+        },
+        "separator must be one character, got '; '",
+    ),
+    "decimal mark": (
+        {
+            "recipe_toml": RECIPE.replace(
+                "[nodes.columns]", 'decimal = ";"\n[nodes.columns]'
+            )
+        },
+        'decimal must be "." or ",", got',
+    ),
     "format of dates": (
         {"recipe_toml": RECIPE.replace('"date"', '"date", format = "%Q"')},
         'format = "%Q" is no form of dates',
