@@ -69,7 +69,8 @@ def explain(
     item: Annotated[
         list[str],
         typer.Option(
-            help="Identifier of a node or graph; twice for both ends of a pair."
+            help="Identifier of a node or graph; twice for both ends of a pair, of which "
+            "the last edge is explained."
         ),
     ],
     output: Annotated[
