@@ -85,6 +85,8 @@ def test_the_check_warns_of_a_single_class_and_of_few_edges(tmp_path: Path) -> N
     ("edges", "message"),
     [
         ("source,target\nn1,n2\n", "Add a column label to edges.csv"),
+        ("source,target,stars\nn1,n2,5\n", "To predict numbers, add a column target:NAME"),
+        ("source,target,stars,time\nn1,n2,5,1\n", "or target:NAME, a number of each"),
         ("source,target,label,time\nn1,n2,a,3\nn1,n2,a,2\n", "time 2 goes backwards"),
         ("source,target,label,time\nn1,n9,a,1\nn1,n2,a,x\n", 'time must be a number'),
         ("source,target,label\nn1,x9,a\n", 'target "x9" is not an id'),

@@ -297,7 +297,8 @@ def read_described_edges(
         raise DataError(
             f"{table.where}: Remove {clip(', '.join(unread), 200)}, or rename a number "
             "that describes the edges. Times and a split of edges are read only together "
-            'with a column label, the class of each edge, and setting = "edge".'
+            "with a column label, the class of each edge, or target:NAME, a number of "
+            'each, and setting = "edge".'
         )
     pairs = [table.numbers(end.column, end.rows.get, end.fault) for end in ends]
     arrays: dict[str, Array | None] = {

@@ -140,7 +140,8 @@ def edge_client(
         raise DataError(
             'setting = "edge" classifies edges, but the edges of this graph have no '
             "classes. Add a column label to edges.csv; in an .npz file edge_label and "
-            "edge_class_names."
+            "edge_class_names. To predict numbers, add a column target:NAME (edge_target "
+            "and edge_target_names)."
         )
     masks = _masks(table, client, config, ids)
     labelled = torch.stack([masks[name] for name in SPLITS]).any(dim=0)
