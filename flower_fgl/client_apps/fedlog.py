@@ -157,7 +157,8 @@ class FedLogClientApp(GroupClientApp):
             pretrain_encoder(first, network)
         for client, download in zip(clients, downloads, strict=True):
             if download.prompts:
-                client.state.set_group("prompts", dict(download.prompts))
+                client.state.set_hashed_group("prompts", download.prompts)
+                client.state.share_group("prompts", first.state)
         learner = LocalLearner(group, network, downloads[0].nodes)
         losses = learner.train()
         group.keep("scaling", {"gamma": learner.gamma.cpu()})

@@ -3,9 +3,13 @@
 A client's state file is never modified, only replaced. A hard link to it therefore costs
 nothing and keeps the old content. The secrets of secure aggregation are never kept: a file
 that holds some is copied without them.
+
+Hashed groups of tensors are files of their own in the folder ``groups`` beside the states:
+one for each content, which clients share and no round writes again.
 """
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,8 +24,12 @@ from flower_fgl.core.atomic import (
 )
 from flower_fgl.core.options import Scalar
 
-__all__ = ["LinkedStates", "StateKeeper", "is_secret", "keep_file", "kept_states"]
-__all__ += ["link_file", "state_file", "state_folder"]
+__all__ = ["HASHED", "LinkedStates", "StateKeeper", "group_file", "hashed_groups"]
+__all__ += ["is_secret", "keep_file", "kept_states", "link_file", "state_file"]
+__all__ += ["state_folder"]
+
+HASHED = "blake2b:"
+"""Start of a state's value that is the hash of the group of tensors of the same name."""
 
 
 class StateKeeper(Protocol):
@@ -42,6 +50,20 @@ def state_file(folder: Path, run_id: int, partition_id: int, owner: str = "") ->
     """
     name = f"{owner}-{partition_id:06d}" if owner else f"{partition_id:06d}"
     return folder / f"{run_id}-{name}.safetensors"
+
+
+def group_file(folder: Path, digest: str) -> Path:
+    """Return the path of a hashed group of the states in a folder."""
+    return folder / "groups" / f"{digest.removeprefix(HASHED)}.safetensors"
+
+
+def hashed_groups(values: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the hashes among a state's values, by name of their group."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, str) and value.startswith(HASHED)
+    }
 
 
 def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
@@ -99,7 +121,7 @@ class LinkedStates:
         for path in self.folder.glob(f"{run_id}-{'[0-9]' * 6}.safetensors"):
             path.unlink()
         for path in folder.glob("*.safetensors"):
-            link_file(path, state_file(self.folder, run_id, int(path.stem)))
+            keep_file(path, state_file(self.folder, run_id, int(path.stem)))
 
 
 def is_secret(name: str) -> bool:
@@ -108,7 +130,10 @@ def is_secret(name: str) -> bool:
 
 
 def keep_file(source: Path, target: Path) -> None:
-    """Keep a client's state without its secrets: as a link if there are none."""
+    """Keep a client's state without its secrets, as a link if there are none.
+
+    In another folder, its hashed groups are kept too.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -117,6 +142,13 @@ def keep_file(source: Path, target: Path) -> None:
             metadata = file.metadata()
     except SafetensorError:  # damaged: the reader reports it
         names, metadata = [], None
+    if source.parent != target.parent:
+        values = json.loads((metadata or {}).get("values", "{}"))
+        for digest in {*hashed_groups(values).values()}:
+            kept = group_file(target.parent, digest)
+            if not kept.exists():
+                make_private_folder(kept.parent)
+                link_file(group_file(source.parent, digest), kept)
     if not any(map(is_secret, names)):
         if source != target:
             link_file(source, target)

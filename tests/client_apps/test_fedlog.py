@@ -131,6 +131,18 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("stacked", ["true", "false"])
+def test_a_checkpoint_holds_the_prompt_generators_of_all_clients_once(
+    stacked: str, small: dict[str, Any]
+) -> None:
+    run = simulate(
+        "fedlog", **small, fedlog=SHORT, stacked=stacked, keep_checkpoint=True
+    )
+    states = run.path / "checkpoint" / f"round-{small['rounds']:06d}" / "clients"
+    assert len([*states.glob("*.safetensors")]) == small["clients"]
+    assert len([*states.glob("groups/*.safetensors")]) == 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,15 @@ from flower_fgl.core.atomic import make_private_folder, write_file
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
-from flower_fgl.runs.state_files import is_secret, keep_file, link_file, state_file
+from flower_fgl.runs.state_files import (
+    HASHED,
+    group_file,
+    hashed_groups,
+    is_secret,
+    keep_file,
+    link_file,
+    state_file,
+)
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
 __all__ += ["memo_bytes", "part_of", "read_state", "split_prefix", "write_state"]
@@ -113,11 +122,30 @@ class ClientState:
         """Return a copy on the CPU whose tensors own their memory.
 
         A tensor of a stacked client is a view into the memory of all clients, which
-        pickle would write once for every client.
+        pickle would write once for every client. Those of hashed groups are not copied,
+        so that pickle writes once what clients share.
         """
-        tensors = self.tensors.items()
-        kept = {name: t.detach().to("cpu", copy=True) for name, t in tensors}
+        own, _ = self.divided()
+        kept = {
+            name: t.detach().to("cpu", copy=True) if name in own else t.cpu()
+            for name, t in self.tensors.items()
+        }
         return ClientState(kept, dict(self.values))
+
+    def divided(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """Return the tensors outside hashed groups, and those of each group by its hash."""
+        hashes = hashed_groups(self.values)
+        groups: dict[str, dict[str, Tensor]] = {found: {} for found in hashes.values()}
+        own = {}
+        for name, tensor in self.tensors.items():
+            prefix = name
+            while prefix and prefix not in hashes:
+                prefix = prefix.rpartition("/")[0]
+            if prefix:
+                groups[hashes[prefix]][name.removeprefix(f"{prefix}/")] = tensor
+            else:
+                own[name] = tensor
+        return own, groups
 
     def set_group(
         self, prefix: str, tensors: Mapping[str, Tensor], *, is_copied: bool = True
@@ -135,6 +163,8 @@ class ClientState:
                     f"{type(t).__name__}"
                 )
         kept = {k: v for k, v in self.tensors.items() if not k.startswith(start)}
+        if prefix in hashed_groups(self.values):
+            del self.values[prefix]
         self.tensors = kept | {
             start + name: t.detach().clone() if is_copied else t.detach()
             for name, t in tensors.items()
@@ -167,13 +197,16 @@ class ClientState:
         self.values[ANSWERED + TOGETHER] = version
         self.claimed = TOGETHER
 
-    def set_hashed_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        """Replace a group, and set the value of this name to a hash of the tensors."""
+    def set_hashed_group(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace a group that seldom changes, and set the value of this name to its hash.
+
+        It has a file of its own, which clients with the same group share, and which no
+        round writes again.
+        """
         self.set_group(prefix, tensors)
-        digest = hashlib.blake2b(digest_size=8)
-        for tensor in tensors.values():
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
-        self.values[prefix] = digest.hexdigest()
+        packed = save({name: t.cpu() for name, t in self.group(prefix).items()})
+        digest = hashlib.blake2b(packed, digest_size=16)
+        self.values[prefix] = f"{HASHED}{digest.hexdigest()}"
 
 
 def part_of(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
@@ -422,16 +455,51 @@ def read_state(path: Path) -> ClientState:
 
 def _read_state(path: Path, framework: str) -> ClientState:
     """Read a file of :func:`write_state` as arrays or tensors."""
+    tensors, values = _read(path, framework)
+    for prefix, digest in hashed_groups(values).items():
+        group = _read_group(group_file(path.parent, digest))
+        tensors |= {f"{prefix}/{name}": tensor for name, tensor in group.items()}
+    return ClientState(tensors, values)
+
+
+def _read(path: Path, framework: str) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+    """Read the tensors and the values of one file."""
     with safe_open(path, framework) as file:
         tensors = {n: torch.as_tensor(file.get_tensor(n)) for n in file.keys()}  # noqa: SIM118 (not a dict)
-        return ClientState(tensors, _values(file))
+        return tensors, _values(file)
+
+
+@lru_cache(maxsize=2)
+def _read_group(path: Path) -> dict[str, Tensor]:
+    """Read the file of a hashed group, once for clients in turn that share it."""
+    return _read(path, "pt")[0]
 
 
 def write_state(path: Path, state: ClientState, *, is_synced: bool = False) -> None:
-    """Write a client's state atomically, readable only by the owner of the process."""
-    tensors = {n: t.detach().cpu().contiguous() for n, t in state.tensors.items()}
+    """Write a client's state atomically, readable only by the owner of the process.
+
+    Hashed groups are written unless a file with this content exists.
+    """
+    own, groups = state.divided()
+    for digest, tensors in groups.items():
+        place = group_file(path.parent, digest)
+        if not place.exists():
+            make_private_folder(place.parent)
+            _write(place, tensors, {}, is_synced=is_synced)
+    _write(path, own, state.values, is_synced=is_synced)
+
+
+def _write(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Scalar],
+    *,
+    is_synced: bool,
+) -> None:
+    """Write one file of tensors and values."""
+    tensors = {n: t.detach().cpu().contiguous() for n, t in tensors.items()}
     # safetensors' own writer reports a full disk by another error, and keeps a part
-    about = {"values": json.dumps(state.values)}
+    about = {"values": json.dumps(values)}
     try:  # arrays are packed in a third of the time
         data = save_arrays({n: t.numpy() for n, t in tensors.items()}, about)
     except TypeError:  # NumPy has no bfloat16

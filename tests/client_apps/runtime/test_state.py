@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,114 @@ def test_state_files_and_their_folder_are_private(
     files = list((tmp_path / "made").glob("*.safetensors"))
     assert len(files) == 4  # the newest, and that of the checkpoint
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+
+
+def hashed_state() -> ClientState:
+    state = ClientState({"model/w": torch.randn(2)}, {"round": 1})
+    weight = torch.arange(6.0).view(2, 3)
+    state.set_hashed_group("prompts", {"0.w": weight, "1/b": torch.tensor(True)})
+    return state
+
+
+def test_a_hashed_group_comes_back_from_every_store(
+    place: StateStore, context: Context
+) -> None:
+    place.save(context, 0, hashed_state())
+    back = place.load(context, 0)
+    assert back.group("prompts")["0.w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert back.group("prompts")["1/b"].item() is True
+    assert back.values == hashed_state().values
+
+
+def test_hashes_tell_apart_names_shapes_dtypes_and_numbers() -> None:
+    contents = [
+        {"a": torch.zeros(2)},
+        {"b": torch.zeros(2)},
+        {"a": torch.zeros(1, 2)},
+        {"a": torch.zeros(1, dtype=torch.float64)},
+        {"a": torch.ones(2)},
+        {"a": torch.zeros(2, dtype=torch.bfloat16)},
+    ]
+    found = set()
+    for content in contents:
+        state = ClientState()
+        state.set_hashed_group("g", content)
+        found.add(state.values["g"])
+    assert len(found) == len(contents)
+
+
+def test_a_group_that_is_set_without_a_hash_has_none() -> None:
+    state = hashed_state()
+    state.set_group("prompts", {"0.w": torch.ones(1)})
+    assert "prompts" not in state.values
+
+
+def test_clients_share_the_file_of_equal_groups_and_no_save_writes_it_again(
+    tmp_path: Path, context: Context
+) -> None:
+    files = FileStates(tmp_path)
+    for client in (0, 1):
+        files.save(context, client, hashed_state())
+    (group,) = (tmp_path / "groups").iterdir()
+    before = group.stat()
+    files.save(context, 0, files.load(context, 0))
+    assert group.stat() == before
+    assert kept_names(tmp_path / "7-000000.safetensors") == {"model/w"}
+    assert group.stat().st_mode & 0o777 == 0o600
+    first, second = (files.load(context, client).tensors for client in (0, 1))
+    assert first["prompts/0.w"] is second["prompts/0.w"]
+
+
+def test_a_state_whose_group_is_missing_is_damaged(
+    tmp_path: Path, context: Context
+) -> None:
+    files = FileStates(tmp_path)
+    state = ClientState()
+    state.set_hashed_group("g", {"a": torch.rand(1)})
+    files.save(context, 0, state)
+    (group,) = (tmp_path / "groups").iterdir()
+    group.unlink()
+    with pytest.raises(RunError, match=r"Cannot read client state .*7-000000"):
+        files.load(context, 0)
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_kept_states_have_their_hashed_groups(
+    is_linked: bool, tmp_path: Path, context: Context
+) -> None:
+    """States of each engine come back in the other one."""
+    memory, files = MemoryStates(), FileStates(tmp_path / "states")
+    store: StateStore = files if is_linked else memory
+    for client in (0, 1):
+        store.save(context, client, hashed_state())
+    linked = LinkedStates(tmp_path / "states")
+    (linked if is_linked else memory).save_states(7, tmp_path / "kept")
+    assert len([*(tmp_path / "kept" / "groups").iterdir()]) == 1
+    LinkedStates(tmp_path / "other").load_states(7, tmp_path / "kept")
+    memory.load_states(7, tmp_path / "kept")
+    for loaded in (memory, FileStates(tmp_path / "other")):
+        for client in (0, 1):
+            assert loaded.load(context, client).values == hashed_state().values
+            group = loaded.load(context, client).group("prompts")
+            assert group["0.w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_clients_stored_as_one_state_share_equal_groups(
+    tmp_path: Path, context: Context
+) -> None:
+    files, together = FileStates(tmp_path), ClientState()
+    together.join({3: hashed_state(), 12: hashed_state()})
+    files.save(context, 0, together)
+    assert len([*(tmp_path / "groups").iterdir()]) == 1
+    for state in files.load(context, 0).split().values():
+        assert state.values == hashed_state().values
+        assert set(state.group("prompts")) == {"0.w", "1/b"}
+
+
+def test_copies_for_another_process_hold_once_what_clients_share() -> None:
+    first, second = hashed_state(), hashed_state()
+    for state in (first, second):
+        state.set_hashed_group("prompts", {"w": torch.zeros(10_000)})
+    assert second.share_group("prompts", first)
+    size = len(pickle.dumps([first.compact(), second.compact()]))
+    assert 40_000 < size < 50_000
