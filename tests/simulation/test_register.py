@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam
+from torch import Tensor
 from torch_geometric.data import Data
 
 import flower_fgl
@@ -22,6 +23,7 @@ from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunErro
 from flower_fgl.datasets.sources.registry import SOURCES, Source, Statistics
 from flower_fgl.methods import Method, parse_config
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.nn import build_model
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.register import refuse_registered
 from flower_fgl.strategies.fedavg import FedAvg
@@ -168,6 +170,36 @@ def test_a_loader_may_return_graphs_to_classify(short: dict[str, Any]) -> None:
         simulate("fedavg", "pairs", clients=2, **short)
 
 
+class Tied(torch.nn.Module):
+    """Multiplies by one matrix twice."""
+
+    def __init__(self, in_channels: int, hidden_channels: int, **_: Any) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(in_channels, hidden_channels)
+        self.second, self.third = (
+            torch.nn.Linear(hidden_channels, hidden_channels) for _ in range(2)
+        )
+        self.third.weight = self.second.weight
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x)).relu())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "feddc"])
+def test_tied_weights_are_trained_and_stay_equal(
+    method: str, short: dict[str, Any]
+) -> None:
+    register(backbone=Tied, name="tied")
+    run = simulate(method, "synthetic", clients=2, model="tied", **short)
+    state = run.model().state_dict()
+    second, third = (state[f"encoder.{name}.weight"] for name in ("second", "third"))
+    assert torch.equal(second, third)
+    with torch.random.fork_rng():
+        sizes = {"in_channels": 8, "num_layers": 2, "dropout": 0.0}
+        start = build_model("tied", hidden_channels=8, num_outputs=3, **sizes)
+    assert len([*start.parameters()]) == len(state) - 1
+
+
 def test_a_download_that_does_not_fit_names_the_package_of_the_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,6 +287,7 @@ PROGRAM = """
 import json, sys, threading
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_fgl import register, simulate
