@@ -23,8 +23,10 @@ from flower_fgl.core.connection_watch import (
     watch_connection,
 )
 from flower_fgl.core.errors import ConfigError, FglError, RunError, refuse
+from flower_fgl.core.extensions import Kind
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.held_kind import AUTO
+from flower_fgl.core.model_spec import read_model, split_models
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
@@ -141,7 +143,7 @@ def run_server(
         config=config.flat(),
         sources=config.sources,
         on_round=on_round,
-        environment=describe_environment(engine, config.device),
+        environment=describe_environment(engine, config.device, _named_rows(config)),
         engine=engine,
     )
     with hold(folder, is_server=True):
@@ -342,6 +344,13 @@ def _record_stop(folder: Path) -> None:
         if summary.get("engine") == "deployment" and hashes == {""}:
             summary["dataset"] = "own graphs"
         RunWriter(folder).write_summary(summary)
+
+
+def _named_rows(config: RunConfig) -> list[tuple[Kind, str]]:
+    """Return the rows of the run that other packages may have added."""
+    models = [read_model(text).name for text in split_models(config.model)]
+    rows: list[tuple[Kind, str]] = [("backbones", name) for name in models]
+    return [("methods", config.method), ("datasets", config.dataset), *rows]
 
 
 def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:

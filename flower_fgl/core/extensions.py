@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = ["REINSTALL", "Kind", "Registered", "Table", "adopt", "described"]
+__all__ = ["REINSTALL", "Kind", "Registered", "Table", "adopt", "code_of", "described"]
 __all__ += ["known_names", "owner_of", "refusal", "register_row", "registered"]
 __all__ += ["version_of"]
 
@@ -74,6 +76,21 @@ def version_of(kind: Kind, name: str) -> str:
     """Return package and version of an installed row, e.g. ``mine 1.0``; else empty."""
     found = next((entry.dist for entry in installed(kind).get(name, ())), None)
     return f"{found.name} {found.version}" if found else ""
+
+
+def code_of(kind: Kind, name: str) -> tuple[str, Path] | None:
+    """Return package with version, and the folder or file with the code, of a row.
+
+    ``None`` if the row is one of flower-fgl or of this process, or its code is not found.
+    """
+    rows = installed(kind).get(name, ())
+    if not rows or name in _registered[kind]:
+        return None
+    spec = find_spec(rows[0].module.partition(".")[0])
+    if spec is None:
+        return None
+    place = [*(spec.submodule_search_locations or ()), spec.origin][0]
+    return (version_of(kind, name), Path(place)) if place else None
 
 
 def owner_of(kind: Kind, name: str) -> str:

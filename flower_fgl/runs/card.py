@@ -351,7 +351,7 @@ def _versions(summary: Row) -> dict[str, Any]:
     for key in ("commit", "source_sha256", "device"):
         if environment.get(key):
             found[key] = environment[key]
-    return found
+    return found | dict(environment.get("extensions") or {})
 
 
 def _markdown(card: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -15,21 +15,25 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from flower_fgl.core.errors import first_of
+from flower_fgl.core.extensions import Kind, code_of
 from flower_fgl.core.version import VERSION
 
-__all__ = ["describe_environment", "environment_comments", "find_commit"]
-__all__ += ["hash_source", "mixed_versions", "version_label"]
+__all__ = ["describe_environment", "environment_comments", "extension_labels"]
+__all__ += ["find_commit", "hash_source", "mixed_versions", "version_label"]
 
 PACKAGES = ("flwr", "torch", "torch-geometric")
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def describe_environment(engine: str, device: str) -> dict[str, Any]:
+def describe_environment(
+    engine: str, device: str, rows: Iterable[tuple[Kind, str]] = ()
+) -> dict[str, Any]:
     """Return versions, commit, host and device for ``summary.json``.
 
     The keys are ``versions`` (Ray's with engine ``ray``), ``commit`` if the package runs
-    from a checkout, ``source_sha256``, ``host`` (its memory in 10⁹ bytes) and ``device``.
-    No name of a host, user or folder is in it.
+    from a checkout, ``source_sha256``, ``host`` (its memory in 10⁹ bytes) and ``device``;
+    ``extensions`` if other packages add some of the run's ``rows``: their versions and
+    source hashes. No name of a host, user or folder is in it.
     """
     packages = [*PACKAGES, "ray"] if engine == "ray" else PACKAGES
     versions = {"python": platform.python_version(), "flower-fgl": VERSION}
@@ -37,8 +41,11 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = _version(name)
     commit = find_commit(Path(__file__).resolve().parents[2])
+    codes = dict(filter(None, (code_of(kind, name) for kind, name in rows)))
+    extensions = {name: hash_source(place) for name, place in sorted(codes.items())}
     return {
         "versions": versions,
+        **({"extensions": extensions} if extensions else {}),
         **({"commit": commit} if commit else {}),
         "source_sha256": hash_source(Path(__file__).resolve().parents[1]),
         "host": {
@@ -63,6 +70,7 @@ def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
         "versions": versions,
         "commit": environment.get("commit", ""),
         "source": environment.get("source_sha256", ""),
+        "extensions": ", ".join(extension_labels(environment)),
         "host": machine,
         "device": environment["device"],
     }
@@ -76,28 +84,40 @@ def version_label(environment: Mapping[str, Any]) -> str:
     commit = str(environment.get("commit", ""))
     parts = [f"{k} {v}" for k, v in sorted(versions.items()) if k != "python"]
     own = f"source {source[:12]}" if source else f"commit {commit[:12] or 'unknown'}"
-    return ", ".join([*parts, own])
+    return ", ".join([*parts, own, *extension_labels(environment)])
+
+
+def extension_labels(environment: Mapping[str, Any]) -> list[str]:
+    """Name the packages that add rows of a run, with version and source hash."""
+    codes = environment.get("extensions") or {}
+    return [f"{name} source {source[:12]}" for name, source in sorted(codes.items())]
 
 
 def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Name the versions with which the runs of one comparison were made, if several.
 
-    Ray's version, which only some engines use, is not compared.
+    Ray's version, which only some engines use, is not compared, and that of a package which
+    adds a method, backbone or dataset only between the runs that use it.
     """
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, dict[str, list[str]]] = {}
     for name, environment in environments.items():
         versions = dict(environment.get("versions") or {})
         versions.pop("ray", None)
-        label = version_label({**environment, "versions": versions})
-        seen.setdefault(label, []).append(name)
-    if len(seen) < 2:
-        return []
-    listed = [f"{label} ({first_of(names, 3)})" for label, names in seen.items()]
-    return [
-        f"the runs were made with {len(seen)} versions: {'; '.join(listed)}. Scores may "
-        "differ between versions; to measure all with one, move the older run folders and "
-        "run the experiment again."
-    ]
+        own = version_label({**environment, "versions": versions, "extensions": {}})
+        for label in (own, *extension_labels(environment)):
+            package = "" if label == own else label.partition(" ")[0]
+            seen.setdefault(package, {}).setdefault(label, []).append(name)
+    out = []
+    for package, labels in seen.items():
+        listed = [f"{label} ({first_of(names, 3)})" for label, names in labels.items()]
+        if len(labels) > 1:
+            out.append(
+                f"the runs were made with {len(labels)} versions{package and ' of '}"
+                f"{package}: {'; '.join(listed)}. Scores may differ between versions; to "
+                "measure all with one, move the older run folders and run the experiment "
+                "again."
+            )
+    return out
 
 
 @lru_cache
@@ -108,11 +128,13 @@ def _version(package: str) -> str:
 
 @lru_cache(maxsize=4)
 def hash_source(package: Path) -> str:
-    """Return the SHA-256 of names and contents of all ``.py`` files of a package."""
+    """Return the SHA-256 of names and contents of all ``.py`` files of a package.
+
+    A package may be a single file.
+    """
     total = hashlib.sha256()
-    files = {
-        file.relative_to(package).as_posix(): file for file in package.rglob("*.py")
-    }
+    found = [package] if package.is_file() else package.rglob("*.py")
+    files = {file.relative_to(package).as_posix(): file for file in found}
     for name in sorted(files):
         content = files[name].read_bytes()
         total.update(f"{name}\0{len(content)}\0".encode())

@@ -16,6 +16,11 @@ import pytest
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, described, known_names, register_row
+from flower_fgl.runs.environment import (
+    describe_environment,
+    hash_source,
+    mixed_versions,
+)
 from tests.support.fake_packages import METHOD_ROW, fake_package
 
 
@@ -152,6 +157,28 @@ def test_a_row_is_described_with_the_package_it_comes_from(folder: Path) -> None
         '"theirs" of package their-pkg (entry point flower_fgl.methods: theirs = '
         "their_pkg:ROW)"
     )
+
+
+def test_an_environment_holds_the_code_of_a_row_of_another_package(
+    folder: Path,
+) -> None:
+    fake_package(folder, "their-pkg", "ROW = 7\n", {"theirs": "ROW"})
+    rows: list[tuple[extensions.Kind, str]] = [
+        ("methods", "theirs"),
+        ("backbones", "gcn"),
+    ]
+    first = describe_environment("local", "cpu", rows)
+    assert list(first["extensions"]) == ["their-pkg 1.0"]
+    (folder / "their_pkg.py").write_text("ROW = 8\n", encoding="utf-8")
+    hash_source.cache_clear()
+    second = describe_environment("local", "cpu", rows)
+    (text,) = mixed_versions(
+        {"one": first, "two": second, "other": {**first, "extensions": {}}}
+    )
+    assert text.startswith(
+        "the runs were made with 2 versions of their-pkg: their-pkg 1.0"
+    )
+    assert "extensions" not in describe_environment("local", "cpu", rows[1:])
 
 
 def test_a_module_may_read_the_table_while_it_is_imported(

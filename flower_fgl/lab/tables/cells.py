@@ -132,7 +132,8 @@ class Cell:
     each entry of ``host`` (processor, cores, memory, operating system) are texts with "
     and " if the runs used several. ``notes`` stand below a table with the cell.
     ``target`` has ``kind``, ``names``, ``units`` and the mean ``std`` of predicted
-    numbers, else it is empty.
+    numbers, else it is empty. ``extensions`` are source hashes of the packages that add its
+    method, backbone or dataset, by name and version.
     """
 
     experiment: str
@@ -155,6 +156,7 @@ class Cell:
     host: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
     target: Mapping[str, Any] = field(default_factory=dict)
+    extensions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def models(self) -> list[str]:
@@ -225,8 +227,9 @@ class Cell:
     def to_json(self) -> str:
         """Return the cell as one line of JSON."""
         table = {"format": FORMAT, **asdict(self)}
-        if not self.target:
-            del table["target"]
+        for key in ("target", "extensions"):
+            if not table[key]:
+                del table[key]
         return json.dumps(table, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -383,6 +386,7 @@ def _one_version(runs: Sequence[RunFolder], name: str) -> dict[str, Any]:
         "versions": dict(environment.get("versions") or {}),
         "commit": ", ".join(sorted(commits)),
         "source_sha256": str(environment.get("source_sha256", "")),
+        "extensions": dict(environment.get("extensions") or {}),
     }
 
 

@@ -23,6 +23,7 @@ from flower_fgl.lab.tables.compare import finetuned_note, one_metric, unequal_se
 from flower_fgl.lab.tables.frame import COSTS, Scores, frame_of_cells
 from flower_fgl.lab.tables.ranks import Ranks, rank_rows
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
+from flower_fgl.runs.environment import extension_labels, mixed_versions
 from flower_fgl.runs.files import grouped
 
 if TYPE_CHECKING:
@@ -354,6 +355,9 @@ class ResultsTable:
             groups = self._by(cells, value_of)
             if len(groups) > 1:
                 out.append(f"{text} {_listed(groups)}")
+        out += mixed_versions(
+            {self.label(cell.row): {"extensions": cell.extensions} for cell in cells}
+        )
         lost = [cell for cell in cells if cell.tuning.get("failed")]
         if lost:
             failed = self._by(
@@ -431,6 +435,12 @@ class ResultsTable:
             f"{_versions_of(cell)}, {_code_of(cell)}".removeprefix(", ")
             for cell in self.cells
         )
+        added = {
+            e
+            for cell in self.cells
+            for e in extension_labels({"extensions": cell.extensions})
+        }
+        versions |= dict.fromkeys(sorted(added))
         out.append(f"Measured with {'; '.join(versions)}.")
         return out
 

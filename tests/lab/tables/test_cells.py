@@ -256,6 +256,13 @@ def test_runs_of_two_code_versions_are_named_and_not_mixed(tmp_path: Path) -> No
     message = r"2 code versions \(a-draw0: .*source bbbb.*; a-draw1: .*source cccc"
     with pytest.raises(RunError, match=message):
         make_cell(runs, experiment="x", row="a")
+    # nor code of a package that adds the method
+    other = {**ENVIRONMENT, "extensions": {"mine 1.0": "e" * 64}}
+    runs[1] = write_run(tmp_path / "a-draw2", [0.8], draw=1, environment=other)
+    with pytest.raises(RunError, match=r"a-draw2: .*bbbb, mine 1.0 source eeee"):
+        make_cell(runs, experiment="x", row="a")
+    cell = make_cell(runs[1:], experiment="x", row="a")
+    assert Cell.from_json(cell.to_json(), "x").extensions == {"mine 1.0": "e" * 64}
     # a commit that changes no source file is the same version
     moved = {**ENVIRONMENT, "commit": "d" * 40}
     runs[1] = write_run(tmp_path / "again", [0.8], draw=1, environment=moved)

@@ -428,6 +428,17 @@ def test_unequal_code_and_devices_are_named() -> None:
     assert versions.endswith("torch 2.13.0 (local); torch 2.15.0 (good)")
 
 
+def test_unequal_code_of_another_package_is_named() -> None:
+    cells = rows(local=LOCAL, good=GOOD, near=NEAR)
+    cells[1] = replace(cells[1], extensions={"mine 1.0": "d" * 64})
+    table = ResultsTable(cells)
+    assert table.warnings() == []  # the other rows do not use the package
+    assert "; mine 1.0 source dddddddddddd." in table.facts()[-1]
+    cells[2] = replace(cells[2], extensions={"mine 1.0": "e" * 64})
+    (text,) = ResultsTable(cells).warnings()
+    assert "2 versions of mine: mine 1.0 source dddddddddddd (good)" in text
+
+
 def test_draws_that_share_their_partition_are_named() -> None:
     cells = rows(local=LOCAL, good=GOOD)
     for k, cell in enumerate(cells):
