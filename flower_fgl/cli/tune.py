@@ -32,7 +32,7 @@ def tune(
         dir_okay=False,
     ),
     case: list[str] | None = typer.Option(
-        None, help="Tune only this row of the table. Repeatable."
+        None, help="Tune only the rows of this case, or this row. Repeatable."
     ),
     settings: SettingPairs = None,
     seed: int = typer.Option(0, help="Seed of the proposals."),
@@ -63,7 +63,7 @@ def tune(
 
     rows = tuning.rows_to_tune(plan)
     if wrong := [c for c in case or [] if not any(row.is_named([c]) for row in rows)]:
-        known = "; ".join(row.name for row in rows)
+        known = "; ".join(row.label for row in rows)
         raise ConfigError(f'{experiment} has no row "{wrong[0]}". Its rows: {known}.')
     reject_unused_settings(
         pairs, [parse_config(with_clients(r.settings)) for r in rows]
@@ -81,7 +81,7 @@ def tune(
         )
 
     def on_trial(study: tuning.RowStudy, trial: tuning.Trial) -> None:
-        number = f"{study.row.name}: trial {trial.index + 1} of {budget}"
+        number = f"{study.row.label}: trial {trial.index + 1} of {budget}"
         values = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
         score = trial.score
         scale = ScoreScale(study.metric)
@@ -108,7 +108,7 @@ def tune(
         scale = ScoreScale(study.metric)
         before = "failed" if first is None else scale.show(first)
         show(
-            f"{study.row.name}: {scale.show(best.score)} in trial {best.index + 1}"
+            f"{study.row.label}: {scale.show(best.score)} in trial {best.index + 1}"
             f" of {len(study.trials)}, default {before}{values}"
         )
     if len(studies) < len(rows):

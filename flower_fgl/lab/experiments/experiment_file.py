@@ -63,6 +63,8 @@ KNOWN = {*KINDS, "draws", "tune-draws", "case"}
 
 TUNED_ROWS = ("trials", "failed", "settings")
 """Keys of the table [tuning] that hold one value per row."""
+NAMED_ROWS = ("lines", "labels")
+"""Those that hold the row's name from before its grid values became a case."""
 
 __all__ = ["Experiment", "describe_tuning", "read_experiment", "read_tables"]
 __all__ += ["standalone_text", "with_clients"]
@@ -182,13 +184,11 @@ class Experiment:
             )
         return replace(self, draws=number)
 
-    def _line_of(self, case: str) -> str:
-        """Return the row of a case; one that was made of grid values has them no more."""
-        lines: Mapping[str, str] = self.tuning.get("lines", {})
-        if case in lines:
-            return lines[case]
+    def _name_of(self, case: str, kind: str) -> str:
+        """Return the row of a tuned case in "lines", or "labels"; others have none."""
+        names: Mapping[str, str] = self.tuning.get(kind, {})
         row = case.removesuffix(DEFAULT_SUFFIX)
-        return lines[row] + DEFAULT_SUFFIX if row in lines else case
+        return names[row] + DEFAULT_SUFFIX * (row != case) if row in names else case
 
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order.
@@ -227,8 +227,8 @@ class Experiment:
                     "-".join(parts) or "run",
                     _joined("/", title, *map(str, shown.values())),
                     {**kept, **seeds},
-                    _joined(", ", title, *label.values()),
-                    _joined(", ", self._line_of(title), *line),
+                    _joined(", ", self._name_of(title, "labels"), *label.values()),
+                    _joined(", ", self._name_of(title, "lines"), *line),
                     str(case.get("name", "")),
                 )
                 if given == chosen or run not in out.get(run.name, ()):
@@ -439,7 +439,7 @@ def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
             f"{path}: [tuning] lacks {', '.join(sorted(lacking))}. flower-fgl tune writes "
             "this table; the search space is called [tune]."
         )
-    for key, kind in (needed | dict.fromkeys((*TUNED_ROWS, "lines"), dict)).items():
+    for key, kind in (needed | dict.fromkeys((*TUNED_ROWS, *NAMED_ROWS), dict)).items():
         what = f"[tuning] {key} must be as flower-fgl tune wrote it"
         value = tuning.get(key, kind())
         _require(type(value) is kind, path, what, value)

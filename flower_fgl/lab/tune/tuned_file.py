@@ -142,6 +142,7 @@ def write_tuned_experiment(
         },
         "settings": {found.row.name: list(found.row.space) for found in studies},
         "lines": {run.row: run.line for run in experiment.runs()},
+        "labels": {run.row: run.label for run in experiment.runs()},
     }
     tuned = replace(experiment, config=config, cases=cases, grid={}, tuning=tuning)
     table = experiment_table(tuned, str(experiment.config.get("output-dir", "")))

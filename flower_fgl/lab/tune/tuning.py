@@ -33,6 +33,7 @@ from flower_fgl.core.version import VERSION
 from flower_fgl.lab.experiments.experiment_file import (
     REPLICATES,
     Experiment,
+    PlannedRun,
     with_clients,
 )
 from flower_fgl.lab.experiments.search_space import (
@@ -91,19 +92,25 @@ OnTrial = Callable[["RowStudy", Trial], None]
 class RowToTune:
     """A row of the experiment before it is tuned.
 
-    ``default`` is its own point in the ``space``; ``line`` is its line of the results
-    table, which rows on other data share.
+    ``default`` is its own point in the ``space``; ``run`` is its first run, whose label
+    names the row with its grid values.
     """
 
     name: str
     settings: Mapping[str, Scalar]
     space: Mapping[str, Dimension]
     default: Mapping[str, Scalar]
-    line: str
+    run: PlannedRun
+
+    @property
+    def label(self) -> str:
+        """The row as ``flower-fgl run`` names it."""
+        return self.run.label or self.name
 
     def is_named(self, names: Sequence[str]) -> bool:
-        """Return whether the row or its line of the table is among some names."""
-        return self.name in names or self.line in names
+        """Return whether the row, its line of the table or its case is among some names."""
+        own = {self.name, self.label, self.run.line, self.run.case}
+        return not own.isdisjoint(names)
 
 
 def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
@@ -138,7 +145,7 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
                 space, default = row_space(experiment.tune, settings, run.case)
             except ConfigError as error:
                 raise ConfigError(f'{name}, row "{run.row}": {error}') from error
-            seen[run.row] = RowToTune(run.row, settings, space, default, run.line)
+            seen[run.row] = RowToTune(run.row, settings, space, default, run)
     methods = {str(row.settings.get("method", "fedavg")) for row in seen.values()}
     tables = tuple(
         f"{t}." for t in methods | {str(c["name"]) for c in experiment.cases}
@@ -207,7 +214,7 @@ def tune(
         for study in studies:
             if len(study.trials) > study.num_trials(budget):
                 raise RunError(
-                    f'Row "{study.row.name}" already has {len(study.trials)} trials, more '
+                    f'Row "{study.row.label}" already has {len(study.trials)} trials, more '
                     f"than --budget {budget}. All rows get the same number: give "
                     f"--budget {len(study.trials)} or more, or another folder."
                 )
@@ -242,7 +249,7 @@ def _run_studies(
         for (study, trial, draw), outcome in ended:
             if outcome.error.startswith(CANNOT_WRITE):
                 raise RunError(
-                    f'{outcome.error} This trial of the row "{study.row.name}" does '
+                    f'{outcome.error} This trial of the row "{study.row.label}" does '
                     "not count. Free disk space, and repeat the command."
                 )
             trial.outcomes[draw] = outcome
@@ -300,7 +307,7 @@ class RowStudy:
         scored = [trial for trial in self.trials if trial.score is not None]
         if not scored:
             raise RunError(
-                f'All {len(self.trials)} trials of row "{self.row.name}" failed. The '
+                f'All {len(self.trials)} trials of row "{self.row.label}" failed. The '
                 f"first one: {self.trials[0].error} Trials are kept: once the reason is "
                 "removed, rename the row to tune it anew."
             )
@@ -332,7 +339,7 @@ class RowStudy:
                         f"Optuna {' and '.join(before)}" if before else "another Optuna"
                     )
                     raise RunError(
-                        f'The output folder holds a study of row "{self.row.name}" whose '
+                        f'The output folder holds a study of row "{self.row.label}" whose '
                         f"trial {trial.index} was proposed by {made}. Optuna {now} "
                         "proposes another one, and the trials of one study must not be "
                         "mixed. Install the version that made it, move the folder tune "
@@ -459,7 +466,7 @@ class RowStudy:
         elif changed := [key for key in now if before.get(key) != now[key]]:
             key = changed[0]
             raise RunError(
-                f'The output folder holds a study of row "{self.row.name}" that was made '
+                f'The output folder holds a study of row "{self.row.label}" that was made '
                 f"otherwise: {_difference(key, before.get(key), now[key])}. Move the "
                 "folder tune away, or set another output-dir."
             )

@@ -973,6 +973,8 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
     assert [row.name for row in rows] == ["plain/1", "plain/2", "near/1", "near/2"]
     chosen = ["plain/2", "near, local-epochs=1"]  # a row, and a line of the table
     assert [row.is_named(chosen) for row in rows] == [False, True, True, False]
+    assert [row.is_named(["near"]) for row in rows] == [False, False, True, True]
+    assert rows[0].label == "plain, local-epochs=1"
     studies = tune(experiment, rows, tmp_path / "tune", budget=5)
     path = tmp_path / "two-tuned.toml"
     write_tuned_experiment(experiment, studies, path, budget=5, study="abc")
@@ -982,6 +984,11 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
     assert tuned.tuning["budget"] == 5
     assert {run.line for run in tuned.runs() if not run.line.endswith("default")} == {
         f"{case}, local-epochs={n}" for case in ("plain", "near") for n in (1, 2)
+    }
+    # with their grid values in the name, rows that differ in them are not unequal
+    assert {run.label for run in tuned.runs()} >= {
+        "near, local-epochs=2",
+        "near, local-epochs=2, default",
     }
     assert tuned.tuning["settings"]["near/2"] == ["lr", "dropout", "fedprox.mu"]
     runs = {
