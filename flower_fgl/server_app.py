@@ -259,7 +259,7 @@ def _run(
         summary = _summary(config, federation, writer.rounds, about)
         if config.upload_clip:
             summary["upload_privacy"] = privacy = upload_privacy(config, writer)
-            log.info("Privacy of the uploads: %s", privacy)
+            log.info("Privacy of the uploads: %s.", _privacy_text(privacy))
         try:
             writer.write_summary(summary)
             if status == "completed":
@@ -369,6 +369,19 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
             found["model"] = "distributed"
             found["epsilon"], found["accountant"] = accounted_epsilon(*spent)
     return found
+
+
+def _privacy_text(spent: Mapping[str, Any]) -> str:
+    """Return what ``upload_privacy`` holds, for people."""
+    clip = f"clipped to an L2 norm of {spent['clip']:g}"
+    if not spent["noise"]:
+        return f"{clip}, no noise, so there is no ε"
+    where = "sums of all clients" if "model" in spent else "single uploads"
+    return (
+        f"{clip}, noise multiplier {spent['noise']:g}; ε = {spent['epsilon']:.4g} at "
+        f"δ = {spent['delta']:g} for the client with most uploads ({spent['uploads']}), "
+        f"against readers of {where}"
+    )
 
 
 def warn_of_many_clients(config: RunConfig, nodes: int) -> None:

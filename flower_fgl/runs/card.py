@@ -67,7 +67,7 @@ def run_card(
         "Data": _data(config, summary),
         "Owners": [_owner(row) for row in about.values()],
         "Scores of owners": scored,
-        "Calibration": _calibration(config, model),
+        "Calibration": _calibration(config, model, is_run=True),
         "Privacy": _privacy(config, summary),
         "Limits": _limits(config, summary, about, scored, model),
         "Versions": _versions(summary),
@@ -231,11 +231,15 @@ def _scores(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _calibration(config: RunConfig, model: ModelCard | None) -> dict[str, Any]:
-    """Return how the saved model is calibrated."""
+def _calibration(
+    config: RunConfig, model: ModelCard | None, *, is_run: bool = False
+) -> dict[str, Any]:
+    """Return how the saved model, by default an owner's, is calibrated."""
     found = None if model is None else model.calibration
     if found is None or not found.items:
-        return {"calibrated": "no", "calibration": config.calibration}
+        by_owner = is_run and config.calibration == "owner"
+        what = "the owners' own models only" if by_owner else "no"
+        return {"calibrated": what, "calibration": config.calibration}
     out: dict[str, Any] = {"calibrated": "yes", "with items of": found.source}
     out["validation items"] = found.items
     if found.score != "residual":
@@ -298,7 +302,13 @@ def _limits(
     lost = sum((summary.get("failures") or {}).values())
     found = None if model is None else model.calibration
     source = found.source if found is not None and found.items else ""
+    by_owner = bool(about) and config.calibration == "owner"
+    models = {row["model"] for row in scored}
     limits = {
+        "The scores of owners are those of their own models, not of the aggregated model "
+        'that this card describes; evaluate = "global" scores that one.': (
+            model is not None and bool(about) and models == {"own model"}
+        ),
         f"{idle} of {len(about)} owners had no training items.": idle,
         f"{silent} owners have no test score: it is not known how they fare.": (
             silent > 0
@@ -308,8 +318,10 @@ def _limits(
         **_worst_owner(str(summary.get("metric", "accuracy")), scored),
         f"{lost} replies of clients were dropped; rounds.jsonl names them.": lost,
         "Probabilities are not calibrated, and there are no sets or intervals.": (
-            not source
+            not source and not by_owner
         ),
+        "Probabilities of the aggregated model are not calibrated: only the owners' own "
+        "models are.": model is not None and by_owner,
         "Coverage holds for all owners together; that of one owner may be lower, see "
         "the scores of owners.": source == "shared",
         "Coverage needs items that are exchangeable with the validation items: later "

@@ -70,7 +70,14 @@ def test_the_card_holds_the_scores_of_owners_and_what_they_tell(tmp_path: Path) 
 
 def test_the_card_states_epsilon_and_what_it_assumes(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "upload_clip": 1.0, "upload_noise": 2.0}
-    run = simulate("fedavg", clients=3, run_dir=str(tmp_path / "run"), **settings)
+    run = simulate(
+        "fedavg",
+        clients=3,
+        run_dir=str(tmp_path / "run"),
+        evaluate="global",
+        **settings,
+    )
+    assert "own models" not in " ".join(card_of(run)["Limits"])
     privacy = card_of(run)["Privacy"]
     assert (
         privacy["ε of any client"] == f"{run.summary['upload_privacy']['epsilon']:.4g}"
@@ -84,12 +91,20 @@ def test_an_owners_own_card_is_private_and_names_its_floors(tmp_path: Path) -> N
     nodes = owned(tmp_path, owner_graphs())
     nodes[0]["min-class-count"] = 2
     run = run_owners(nodes, tmp_path / "run", min_class_count=2, calibration="owner")
+    of_run = card_of(run)
+    assert of_run["Calibration"]["calibrated"] == "the owners' own models only"
+    limits = " ".join(of_run["Limits"])
+    assert "not of the aggregated model that this card describes" in limits
+    assert "not calibrated: only the owners' own models are" in limits
+    assert "no sets or intervals" not in limits
     folder = model_of(run, "owner0")
     card = json.loads((folder / "card.json").read_text())
     assert card["Privacy"]["floors of the node"] == {"min-class-count": 2}
     assert card["Model"]["owner"] == "owner0"
     assert card["Data"]["train"] == run.clients[0]["num_train"]
     assert [row["model"] for row in card["Scores"]] == ["own, val", "own, test"]
+    assert card["Calibration"]["calibrated"] == "yes"
+    assert "aggregated" not in " ".join(card["Limits"])
     for name in CARD:
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 

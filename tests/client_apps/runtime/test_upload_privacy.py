@@ -103,6 +103,24 @@ def test_a_method_without_uploads_rejects_upload_clip(small: dict[str, Any]) -> 
         simulate("local", **small, upload_clip=1.0)
 
 
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        (0.0, "no noise, so there is no ε."),
+        (2.0, "uploads (2), against readers of single uploads."),
+    ],
+)
+def test_the_log_says_how_private_uploads_were(
+    noise: float, said: str, small: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    small |= {"rounds": 2, "upload_clip": 1.0, "upload_noise": noise}
+    with caplog.at_level("INFO", logger="flower_fgl"):
+        simulate("fedavg", **small)
+    start = "Privacy of the uploads: clipped to an L2 norm of 1, "
+    (text,) = [text for text in caplog.messages if text.startswith(start)]
+    assert text.endswith(said)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
 def test_every_upload_is_noised_and_the_summary_reports_epsilon(
