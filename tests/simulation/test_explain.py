@@ -61,6 +61,24 @@ def test_a_nodes_explanation_starts_from_its_prediction(
     assert 0 <= found.overlap <= 1
     assert "Without these edges the score drops by" in found.text
     assert explain_item(run.path, path, [node]).text == found.text
+    # the edges that are not named may outweigh the named ones: all lead to the score
+    every = sum(value for *_, value in found.drawing)
+    assert every == pytest.approx(found.score - found.without_edges, abs=0.02)
+    rest = every - sum(edge[2] for edge in found.edges)
+    others = len(found.drawing) - len(found.edges)
+    assert f"  the other {others:,} edges together: {rest:+.4g}\n" in found.text
+    assert "other 0 features" not in found.text
+
+
+def test_features_that_are_not_named_are_added_up(tmp_path: Path) -> None:
+    run = simulate("fedavg", run_dir=str(tmp_path / "run"), clients=3, rounds=1)
+    save_client_graph(tmp_path / "0.npz", clients_of({"clients": 3})[0])
+    node = connected(tmp_path / "0.npz")
+    found = explain_item(run.path, tmp_path / "0.npz", [node])
+    number, rest = found.other_features
+    total = sum(value for _, value, _ in found.features) + rest
+    assert total == pytest.approx(found.score - found.baseline, abs=0.02)
+    assert f"  the other {number} features together: {rest:+.4g}\n" in found.text
 
 
 def test_the_named_edges_carry_more_than_random_ones(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ class Explanation:
     ``what`` is the explained class, label or number, ``score`` its probability or value,
     ``baseline`` that with all features 0, and ``without_edges`` that without any edge.
     ``features`` have name, attribution over all nodes, and attribution of the item's own
-    nodes (``ends``); they lead from ``baseline`` to ``score``. ``drawing`` holds both ends
+    nodes (``ends``), ``other_features`` number and sum of those that are not named; all
+    together lead from ``baseline`` to ``score``. ``drawing`` holds both ends
     and the attribution of all edges that influence the score; they lead from
     ``without_edges`` to it. ``edges`` are the largest of them, with the number of masks
     that have them on top, and ``labels`` their relation or features, empty if the model
@@ -60,6 +61,7 @@ class Explanation:
     score: float
     baseline: float
     features: list[tuple[str, float, float]]
+    other_features: tuple[int, float]
     without_edges: float
     edges: list[tuple[str, str, float, int]]
     labels: list[str]
@@ -80,6 +82,7 @@ class Explanation:
             f"  {name}: {total:+.4g}, of which own {own:+.4g}"
             for name, total, own in self.features
         ]
+        lines += _others("features", *self.other_features)
         if not self.edges:
             return "\n".join([*lines, "No edge influences the score."])
         lines.append(
@@ -93,6 +96,9 @@ class Explanation:
                 self.edges, self.labels, strict=True
             )
         ]
+        named = math.fsum(value for _, _, value, _ in self.edges)
+        every = math.fsum(value for _, _, value in self.drawing)
+        lines += _others("edges", len(self.drawing) - len(self.edges), every - named)
         mean = math.fsum(self.random_drops) / len(self.random_drops)
         lines.append(
             f"Without these edges the score drops by {self.drop:.4g}; without as many "
@@ -104,6 +110,11 @@ class Explanation:
             f"{self.mask_drop:.4g}."
         )
         return "\n".join(lines)
+
+
+def _others(what: str, number: int, total: float) -> list[str]:
+    """Return the line of those that are not named, so that a reader can add up."""
+    return [f"  the other {number:,} {what} together: {total:+.4g}"] if number else []
 
 
 def explain_item(
@@ -185,6 +196,7 @@ def _explain(
         drop, others = drops(masked, len(used), best, generator, DRAWS)
         top = torch.stack(masks).mean(dim=0).topk(k).indices
         mask_drop, _ = drops(masked, len(used), top, generator, 0)
+    features, other_features = _top_features(gains.detach(), problem)
     named = [
         (problem.names[one], problem.names[other])
         for one, other in both[:, used].T.tolist()
@@ -194,7 +206,8 @@ def _explain(
         what=what,
         score=full,
         baseline=float(outputs(torch.zeros_like(x), ones)[number].detach()),
-        features=_top_features(gains.detach(), problem),
+        features=features,
+        other_features=other_features,
         without_edges=float(masked(torch.zeros(len(used))).detach()),
         edges=[
             (*named[j], float(gains_of_edges[j]), sum(j in top for top in tops))
@@ -254,12 +267,12 @@ def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
 
 def _top_features(
     gains: Tensor, problem: Neighbourhood
-) -> list[tuple[str, float, float]]:
-    """Return the features with the largest attributions over all nodes."""
+) -> tuple[list[tuple[str, float, float]], tuple[int, float]]:
+    """Return the features with the largest attributions, and number and sum of others."""
     rows = sorted(set(problem.places.tolist()))
     total, own = gains.sum(dim=0), gains[rows].sum(dim=0)
     names = problem.columns or [f"feature {k}" for k in range(len(total))]
     order = total.abs().topk(min(MOST_FEATURES, len(total))).indices.tolist()
-    return [
-        (names[k], float(total[k]), float(own[k])) for k in order if float(total[k])
-    ]
+    top = [(names[k], float(total[k]), float(own[k])) for k in order if float(total[k])]
+    rest = total.index_fill(0, torch.tensor(order), 0.0)
+    return top, (int(rest.count_nonzero()), float(rest.sum()))
