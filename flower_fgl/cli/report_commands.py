@@ -34,7 +34,7 @@ def report(
     runs: RunFolders,
     out: Path | None = typer.Option(None, help="HTML file or folder to write."),
     against: str = typer.Option(
-        "", help="Mark runs that are significantly better than this method."
+        "", help="Mark runs that are significantly better than this method, or row."
     ),
     pictures: Path | None = typer.Option(
         None,

@@ -539,12 +539,15 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
     assert "●" not in plain
     assert "would be found" not in plain
     others = [make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)]
-    with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 groups'):
+    choose = (
+        r"got 2 groups\. Name one of the rows fedavg, lr=0\.\d+; fedavg, lr=1\.0, or"
+    )
+    with pytest.raises(RunError, match=choose):
         write_report([*runs, *others], None, against="fedavg")
+    words = Page(write_report([*runs, *others], None, against="fedavg, lr=1.0")).words()
+    assert "that of fedavg, lr=1.0" in words
     for wrong, there in ((runs[5:], "fedprox, local"), (runs[:1], "none")):
-        few = (
-            f'"fedavg" needs completed runs of at least two seeds.* such runs: {there}'
-        )
+        few = f'"fedavg" is no row, or a method, with .* two seeds.* such runs: {there}'
         with pytest.raises(RunError, match=few):
             write_report(wrong, None, against="fedavg")
 

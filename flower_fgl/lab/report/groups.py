@@ -68,8 +68,9 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
     fine-tuning are compared. ``rank`` is ``best`` (mean test score) or ``tied``
     (differs from it by less than the margin) among rows of the same data and draws.
     Where the draws of the rows differ, no row is best: then ``has_other_draws`` is set.
-    ``is_better`` and ``versus`` are the comparison with the method ``against``. The
-    p-values of either kind of comparison are adjusted together.
+    ``is_better`` and ``versus`` are the comparison with ``against``: a method, or a row
+    such as ``local, dropout=0.5``. The p-values of either kind of comparison are adjusted
+    together.
     """
     groups = average_groups(runs)
     scores = Scores(
@@ -101,6 +102,7 @@ def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, A
             main = scores.series(place, number, model, "test", main_metric(first))
             row = {
                 "name": f"{label} on {first.summary['dataset']}{kind}",
+                "label": label.replace(" · ", ", "),
                 "runs": group,
                 "place": place,
                 "main": main if len(main) == len(group) else main[:0],
@@ -147,19 +149,24 @@ def _mark_best(rows: Sequence[dict[str, Any]]) -> None:
 
 def _mark_better(rows: Sequence[dict[str, Any]], against: str) -> None:
     """Set ``is_better`` and ``versus``, see :func:`over_seeds`."""
-    bases = [row for row in rows if row["runs"][0].summary["method"] == against]
+    bases = [
+        row
+        for row in rows
+        if against in (row["runs"][0].summary["method"], row["label"])
+    ]
     places = [row["place"] for row in bases]
     if not bases:
         methods = sorted({str(row["runs"][0].summary["method"]) for row in rows})
         raise RunError(
-            f'"{against}" needs completed runs of at least two seeds. Methods with such '
-            f"runs: {', '.join(methods) or 'none'}."
+            f'"{against}" is no row, or a method, with completed runs of at least two '
+            f"seeds. Methods with such runs: {', '.join(methods) or 'none'}."
         )
     if any(places.count(place) > 1 for place in places):
+        labels = "; ".join(dict.fromkeys(row["label"] for row in bases))
         raise RunError(
             f'"{against}" must have one group of completed runs that differ only in their '
-            f"seeds for each dataset and way to divide it, got {len(bases)} groups. "
-            "Pass only the group to compare with."
+            f"seeds for each dataset and way to divide it, got {len(bases)} groups. Name "
+            f"one of the rows {labels}, or pass only the group to compare with."
         )
     base_of = dict(zip(places, bases, strict=True))
     pairs = [(row, base_of.get(row["place"])) for row in rows]
