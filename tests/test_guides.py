@@ -85,7 +85,7 @@ def test_the_other_code_of_the_method_guide_runs(example: Path) -> None:
             (example / block.file).write_text(block.text, "utf-8")
     payload = importlib.import_module("my_method.protocol").WeightsAndLoss
     sent = payload({"a": torch.ones(2, 3)}, torch.tensor([0.5]))
-    back = payload.from_record(sent.to_record(), {"a": (2, 3)})
+    back = payload.from_record(sent.to_record(), ({"a": (2, 3)}, (1,)))
     assert torch.equal(back.tensors["a"], sent.tensors["a"])
     assert back.num_bytes == 28
     assert {"jumping", "SOURCE"} <= set(notebook)

@@ -185,6 +185,21 @@ class RunContract(Contract):
         assert 0 <= first.best["test"]["auroc"] <= 1
         assert comparable(first) == comparable(second)
 
+    def test_a_network_with_a_width_of_its_own_runs_or_is_rejected(
+        self, case: MethodCase, short: dict[str, Any]
+    ) -> None:
+        # hidden-channels is then not the width of the embeddings
+        model = f"{next(iter(case.row.models), 'gcn')}:2x12"
+        try:
+            simulate(**{**short, "model": model})
+        except ConfigError:
+            return  # rejected before the run
+        except RunError as error:
+            pytest.fail(
+                f"{error} Build payloads from the network's own hidden_channels, or set "
+                "shares_embeddings=True in the row, which rejects such networks."
+            )
+
     @classifies_graphs
     def test_clients_train_on_batches_of_graphs(
         self, case: MethodCase, short: dict[str, Any], tmp_path: Path
