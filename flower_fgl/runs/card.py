@@ -54,12 +54,16 @@ def run_card(
     """
     calibrated = summary.get("calibrated")
     best = summary.get("finetuned") or summary.get("best") or {}
+    # with evaluate = "both" the aggregated model has scores and a best round of its own
+    both = summary.get("global", {}).get("best")
     rows = list(
-        _client_rows(folder, {0, *(e["round"] for e in (best, calibrated) if e)})
+        _client_rows(folder, {0, *(e["round"] for e in (best, both, calibrated) if e)})
     )
     about = {row["partition_id"]: row for row in rows if "num_train" in row}
     scope = "global" if config.evaluate == "global" else "local"
     scored = _owner_scores(rows, about, best, scope)
+    if both:
+        scored += _owner_scores(rows, about, both, "global")
     if calibrated:
         scored += _owner_scores(rows, about, calibrated, "global", "calibrated")
     return {
@@ -342,9 +346,11 @@ def _limits(
 
 
 def _worst_owner(metric: str, scored: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """Name the owner with the worst score, if there are several."""
+    """Name the owner with the worst score of the first model, if there are several."""
     values = {
-        str(r["owner"]): r[metric] for r in scored if metric in r and "owner" in r
+        str(r["owner"]): r[metric]
+        for r in scored
+        if metric in r and "owner" in r and r["model"] == scored[0]["model"]
     }
     if len(values) < 2:
         return {}

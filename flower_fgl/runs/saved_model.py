@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
-from flower_fgl.core.errors import FglError, RunError, refuse
+from flower_fgl.core.errors import FglError, RunError, first_of, refuse
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.core.options import parse_settings
 from flower_fgl.core.schema import TypedModel
@@ -61,6 +61,10 @@ def load_model(folder: Path) -> SavedModel:
         raise RunError(f"The model folder {folder} {what}.")
     card = read_card(folder)
     if card is None:
+        if inner := sorted(path.parent.name for path in folder.glob(f"*/{MODEL}")):
+            raise RunError(
+                f"{folder} holds folders of models. Pass one of them: {first_of(inner)}."
+            )
         raise RunError(
             f"{folder} holds no {MODEL}. Pass the folder in which a data owner's "
             "SuperNode saved a model, or a run folder. No model is in the folder of a run "

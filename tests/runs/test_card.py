@@ -87,6 +87,28 @@ def test_the_card_states_epsilon_and_what_it_assumes(tmp_path: Path) -> None:
     assert not any("no ε" in text for text in card_of(run)["Limits"])
 
 
+def test_the_card_has_scores_of_both_models_and_the_worst_owner_of_one(
+    tmp_path: Path,
+) -> None:
+    run = simulate(
+        "fedavg", clients=3, run_dir=str(tmp_path / "run"), evaluate="both",
+        calibration="shared", **SMALL,
+    )  # fmt: skip
+    card = card_of(run)
+    of: dict[str, list[float]] = {"own model": [], "global model": [], "calibrated": []}
+    for row in card["Scores of owners"]:
+        of[row["model"]].append(row["accuracy"])
+    assert [len(values) for values in of.values()] == [3, 3, 3]
+    best = run.summary["global"]["best"]
+    for row in run.clients:
+        if row["round"] == best["round"] and row.get("metrics"):
+            found = row["metrics"]["global"]["test"]["accuracy"]
+            assert round(found, 4) in of["global model"]
+    assert not any("own models, not of" in text for text in card["Limits"])
+    (worst,) = [text for text in card["Limits"] if "worst owner is" in text]
+    assert f"accuracy {min(of['own model']):.4g}," in worst
+
+
 def test_an_owners_own_card_is_private_and_names_its_floors(tmp_path: Path) -> None:
     nodes = owned(tmp_path, owner_graphs())
     nodes[0]["min-class-count"] = 2
@@ -123,6 +145,7 @@ def test_a_run_of_numbers_and_one_without_a_model_have_a_card(tmp_path: Path) ->
     assert "training items by class" not in card["Owners"][0]
     assert card["Model"]["predicts"] == "1 number"
     row = card["Scores of owners"][0]
+    assert run.best is not None
     client = next(
         line
         for line in run.clients

@@ -237,6 +237,11 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     assert read_card(tmp_path) is None
     with pytest.raises(RunError, match=r"holds no model\.safetensors"):
         load_model(tmp_path)
+    inner = tmp_path / "1-north-12345678"  # as in model-dir
+    inner.mkdir()
+    (inner / "model.safetensors").touch()
+    with pytest.raises(RunError, match=r"Pass one of them: 1-north-12345678\."):
+        load_model(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(RunError, match="does not describe the network"):
         load_model(tmp_path)
