@@ -123,7 +123,7 @@ class Comparison:
         found = f"a difference of {size} would be found in 80 %"
         within = f"tied within {self.scale.margin_text}"
         if self.is_tied:
-            return f"{within} (p = {self.p_equivalent:.3f}); {found}"
+            return f"{within} (p = {self.p_equivalent:.3g}); {found}"
         return f"no significant difference at 95 %, and not {within}; {found}"
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ class Comparison:
         if not self.why_not:
             low, high = (self.scale.show(bound, sign="+") for bound in self.interval)
             text += f", 95 % interval {low} to {high}"
-            text += f", t = {self.t:.3f}, p = {self.p:.4f}"
+            text += f", t = {self.t:.3f}, p = {self.p:.3g}"
         return f"{text}: {self.verdict}"
 
     def reverse(self) -> Comparison:
