@@ -199,6 +199,7 @@ def _run(
             "No checkpoints: they need state-dir, since Flower does not save client states."
         )
     if resumed is not None:
+        log.info("Resumes after round %s of %s.", resumed.server_round, config.rounds)
         writer.rounds += RunFolder.load(writer.folder).rounds
     if engine != "local":
         log.info("Run folder: %s", writer.folder.resolve())

@@ -74,3 +74,19 @@ def test_runs_show_progress_when_asked(
     assert capsys.readouterr().err == ""
     resume(run.path, progress=True)  # a complete run is only read
     assert capsys.readouterr().err == ""
+
+
+def test_a_resumed_run_names_the_round_of_its_checkpoint(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings = {**small, "rounds": 4, "checkpoint_every": 2}
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", **settings, run_dir=str(folder), on_round=stop)
+    with caplog.at_level("INFO", logger="flower_fgl"):
+        resume(folder)
+    assert "Resumes after round 2 of 4." in caplog.messages
