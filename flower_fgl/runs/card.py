@@ -184,7 +184,7 @@ def _owner(row: Row) -> dict[str, Any]:
         "test": row["num_test"],
     }
     if row.get("target_kind", CLASSES) == CLASSES:
-        out["training items by class"] = ", ".join(map(str, counts)) or "not told"
+        out["training items by class"] = ", ".join(map(str, counts)) or "not shared"
     return out
 
 

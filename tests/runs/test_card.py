@@ -40,7 +40,7 @@ def test_the_card_holds_the_scores_of_owners_and_what_they_tell(tmp_path: Path) 
     )  # fmt: skip
     card = card_of(run)
     assert [row["about"] for row in card["Owners"]] == [nodes[0]["about"], "", ""]
-    assert {row["training items by class"] for row in card["Owners"]} == {"not told"}
+    assert {row["training items by class"] for row in card["Owners"]} == {"not shared"}
     assert run.best is not None
     best = run.best["round"]
     scores = {
