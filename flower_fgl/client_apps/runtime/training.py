@@ -252,12 +252,14 @@ def turn_for_steps(optimizer: torch.optim.Optimizer) -> None:
         if parameter.dim() == 2 and not parameter.is_contiguous()
     ]
 
-    def turn(*_: object) -> None:
+    # a hook that held the optimizer would keep it, its weights and moments until Python's
+    # collector of cycles runs
+    def turn(stepped: torch.optim.Optimizer, *_: object) -> None:
         for parameter in turned:
             grad = parameter.grad
             parameter.data = parameter.data.t()
             parameter.grad = None if grad is None else grad.t()
-            state = optimizer.state[parameter]
+            state = stepped.state[parameter]
             state |= {key: t.t() for key, t in state.items() if t.dim() == 2}
 
     if turned:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from flower_fgl.client_apps.runtime.training import (
     state_of,
     train_and_check,
     train_epochs,
+    turn_for_steps,
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
@@ -358,3 +361,20 @@ def test_no_epochs_train_nothing() -> None:
     weight_changes = checked([], epochs=0)
     assert weight_changes[1] == []
     assert math.isnan(weight_changes[2])
+
+
+def test_an_optimizer_goes_with_its_last_reference() -> None:
+    """Its weights and moments would wait for the collector of cycles, in every round."""
+    weight = torch.nn.Parameter(torch.zeros(3, 2).t())
+    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
+    turn_for_steps(optimizer)
+    weight.grad = torch.ones(3, 2).t()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((2, 3), -0.1))
+    gone = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()
