@@ -12,7 +12,7 @@ from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.base import INFO
+from flower_fgl.protocols.base import INFO, config_record
 from flower_fgl.protocols.describe import Description
 
 __all__ = ["describe_leaving", "items_of", "learned_by_server", "list_parts"]
@@ -32,7 +32,7 @@ def learned_by_server(
     """Return exactly the fields that the server receives, by their name in the message."""
     if not with_counts:
         description = replace(description, class_counts=())
-    return dict(description.to_record().config_records[INFO])
+    return dict(config_record(description.to_record(), INFO))
 
 
 def describe_leaving(

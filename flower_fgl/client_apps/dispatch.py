@@ -20,7 +20,7 @@ from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.methods import METHODS
 from flower_fgl.methods.method import require_half
-from flower_fgl.protocols.base import DESCRIBE, INFO, check_size
+from flower_fgl.protocols.base import DESCRIBE, INFO, check_size, config_record
 from flower_fgl.protocols.describe import Rejection
 from flower_fgl.protocols.parcels import HOSTS, PARCEL, Parcel, hosted_clients
 
@@ -53,6 +53,16 @@ class Dispatcher:
         self._logged: set[str] = set()
         self._frozen: set[tuple[int, int]] = set()
         self._stacker: Stacker | None = None
+
+    def clear(self) -> None:
+        """Forget a run, and what the methods' client halves keep of it.
+
+        They refer to themselves by the handlers that Flower's ``ClientApp`` holds.
+        """
+        for app in self._apps.values():
+            vars(app).clear()
+        self._apps.clear()
+        self._session.clear()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message; log the traceback of errors other than FglError once.
@@ -255,7 +265,7 @@ def freeze_graphs(num_clients: int) -> None:
 def _logged(reply: Message) -> Message:
     """Return a reply; if it rejects the run, log the reason here too."""
     if Rejection.is_in(reply.content):
-        log.error("%s: %s", TAKES_NO_PART, reply.content.config_records[INFO]["unfit"])
+        log.error("%s: %s", TAKES_NO_PART, config_record(reply.content, INFO)["unfit"])
     return reply
 
 

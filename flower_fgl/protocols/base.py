@@ -267,7 +267,9 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | None:
     """Return a record of a message, ``None`` if it is missing or of another kind.
 
-    Flower's ``content.metric_records`` copies the table of records at every access.
+    Flower's ``content.metric_records``, and those of other kinds, copy the table of records
+    at every access, into an object that refers to itself and to the message: its memory is
+    then freed by Python's collector of cycles only.
     """
     record = content.get(name)
     return record if isinstance(record, kind) else None

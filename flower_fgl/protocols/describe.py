@@ -16,7 +16,7 @@ from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.core.options import kebab
 from flower_fgl.core.schema import Schema
 from flower_fgl.core.targets import CLASSES, KINDS, NUMBERS, Target, TargetKind
-from flower_fgl.protocols.base import INFO, Payload, config_record
+from flower_fgl.protocols.base import INFO, Payload, config_record, find_record
 
 __all__ = ["AGREEMENT", "MAX_CLASSES", "MAX_ITEMS", "MAX_PARTITIONS", "UNNUMBERED"]
 __all__ += ["ClassAgreement", "Description", "Rejection"]
@@ -218,7 +218,7 @@ class Rejection(Payload):
     @classmethod
     def is_in(cls, content: RecordDict) -> bool:
         """Return whether a reply is a rejection."""
-        return "unfit" in content.config_records.get(INFO, {})
+        return "unfit" in (find_record(content, INFO, ConfigRecord) or {})
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class TargetStatistics(Payload):
         """Unpack and check; ``spec`` is T and the client's number of training items."""
         width, most = spec
         means, m2s = (_numbers(content, STATISTICS, k, width) for k in ("mean", "m2"))
-        counts: Any = content.config_records[STATISTICS].get("count")
+        counts: Any = config_record(content, STATISTICS).get("count")
         if (
             not isinstance(counts, list)
             or len(counts) != width

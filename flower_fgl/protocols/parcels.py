@@ -88,7 +88,7 @@ class Parcel:
         """
         layouts: dict[Layout, int] = {}
         try:
-            index: Any = content.config_records[PARCEL]
+            index: Any = content[PARCEL]
             text, data = str(index["letters"]), index["records"]
             size = len(text) + sum(map(len, data))
             if size > max_mb * MEGABYTE:

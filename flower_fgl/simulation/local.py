@@ -267,8 +267,9 @@ def _open_grid(
     memory = MemoryStates()
     session = Session(memory=memory)
     session.add_config(values, config)
-    grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id, freezes=True)
+    dispatcher = Dispatcher(session)
+    grid = LocalGrid(dispatcher, number, values, run_id=run_id, freezes=True)
     try:
         yield grid, memory
     finally:
-        session.clear()
+        dispatcher.clear()

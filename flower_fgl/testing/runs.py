@@ -1,5 +1,6 @@
 """Contract of whole runs of a method: in the local engine, in each setting, and in Ray."""
 
+import gc
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
@@ -169,6 +170,26 @@ class RunContract(Contract):
         assert sum(attacked.summary["failures"].values()) == 0
         # the refused copies change nothing
         assert comparable(attacked) == comparable(plain)
+
+    def test_tensors_are_freed_when_they_are_no_longer_used(
+        self, case: MethodCase, short: dict[str, Any]
+    ) -> None:
+        """Objects that refer to each other keep theirs until Python's collector runs.
+
+        It counts objects, not bytes, and may leave those of hundreds of rounds.
+        """
+        gc.collect()
+        gc.disable()
+        try:
+            simulate(**short)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [o for o in gc.garbage if isinstance(o, Tensor | ArrayRecord)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert not left
 
     def test_a_method_classifies_graphs_or_rejects_them(
         self, case: MethodCase, short: dict[str, Any], tmp_path: Path

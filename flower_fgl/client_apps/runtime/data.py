@@ -143,6 +143,7 @@ class ClientData:
                 {name: F.pad(mask, (0, m), value=False) for name, mask in masks.items()}
                 for masks, m in zip(self.columns, more, strict=True)
             ],
+            memo={},  # the data that keep these in their memo would refer to themselves
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
@@ -15,7 +15,7 @@ from flower_fgl.client_apps.runtime.session import Opened, Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.base import CONFIG, Payload
+from flower_fgl.protocols.base import Payload, round_settings
 from flower_fgl.protocols.differential_privacy import (
     numbers_of,
     origin_of,
@@ -113,7 +113,7 @@ def answer(session: Session, message: Message, context: Context) -> Message:
 def _reply_of(member: Member, message: Message, context: Context) -> Payload:
     """Return the client's payload for a query."""
     content, kind = message.content, message.metadata.message_type
-    server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+    server_round = int(round_settings(content)["server-round"])  # type: ignore[arg-type]
     if kind.endswith(messages.KEYS):
         member.identity = _identity(context.node_config)
         return messages.PublicKey.of(member.join())
@@ -200,8 +200,8 @@ def download_digest(content: RecordDict, records: Collection[str]) -> bytes:
     different: PayloadError.
     """
     out = hashlib.sha256()
-    for name, record in sorted(content.array_records.items()):
-        if not name.startswith(SECURE):
+    for name, record in sorted(content.items()):
+        if isinstance(record, ArrayRecord) and not name.startswith(SECURE):
             if name not in records:
                 raise PayloadError(
                     f'the message holds the arrays "{name[:50]}", which are no part of the '

@@ -55,7 +55,7 @@ from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.base import CONFIG, DESCRIBE, INFO, write_metrics
+from flower_fgl.protocols.base import DESCRIBE, INFO, round_settings, write_metrics
 from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
@@ -307,7 +307,7 @@ class Session:
         """
         if "graph" in context.node_config:
             self.open(message, context)  # checks the limits that depend on the graph
-        point = message.content.config_records[CONFIG]
+        point = round_settings(message.content)
         partition_id, _ = agreed_place(message, context)
         store = self.states(self.config(context), context)
         current = store.load(context, partition_id)

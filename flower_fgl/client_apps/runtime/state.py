@@ -30,7 +30,7 @@ from torch import Tensor
 from flower_fgl.core.atomic import make_private_folder, write_file
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.base import read_tensors, write_tensors
+from flower_fgl.protocols.base import config_record, read_tensors, write_tensors
 from flower_fgl.runs.state_files import (
     HASHED,
     group_file,
@@ -558,9 +558,9 @@ class ContextStates(StateStore):
 
     def load(self, context: Context, partition_id: int) -> ClientState:
         """Unpack the state's two records."""
-        if "state-tensors" not in context.state.array_records:
+        if "state-tensors" not in context.state:
             return ClientState()
-        values = context.state.config_records["state-values"]
+        values = config_record(context.state, "state-values")
         return ClientState(
             read_tensors(context.state, "state-tensors", is_checked=False),
             dict(values),  # type: ignore[arg-type]
@@ -573,11 +573,11 @@ class ContextStates(StateStore):
 
     def note(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Store the claimed round without unpacking the tensors."""
-        if "state-values" not in context.state.config_records:
+        if "state-values" not in context.state:
             super().note(context, partition_id, state)
             return
         key = ANSWERED + state.claimed
-        context.state.config_records["state-values"][key] = state.values[key]
+        config_record(context.state, "state-values")[key] = state.values[key]
 
 
 def memo_bytes(value: Any) -> int:

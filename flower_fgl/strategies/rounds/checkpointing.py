@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Result
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, first_of, one_line
-from flower_fgl.protocols.base import INFO, RESUME
+from flower_fgl.protocols.base import INFO, RESUME, find_record
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.exchanges import SCALE
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
@@ -167,7 +167,8 @@ def _resume_clients(
         log.warning("Client %s: %s", failure.partition_id, failure.reason)
     found: dict[int, int | None] = dict.fromkeys(messages)
     for pid, reply in exchange.replies.items():
-        number = reply.content.config_records.get(INFO, ConfigRecord()).get("round")
+        info = find_record(reply.content, INFO, ConfigRecord) or ConfigRecord()
+        number = info.get("round")
         if isinstance(number, int) and 0 <= number <= MAX_ROUND:
             found[pid] = int(number)
         else:
