@@ -19,6 +19,7 @@ from flower_fgl.core.targets import CLASSES
 from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import CLIENTS_FILE, Row
 from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.runs.run import names_of_owners
 from flower_fgl.runs.writer import finite, replace_file
 
 __all__ = ["CARD", "owner_card", "run_card", "wilson", "write_card"]
@@ -53,23 +54,24 @@ def run_card(
     no aggregated model. The ``clients.jsonl`` of the run's ``folder`` is read.
     """
     calibrated = summary.get("calibrated")
-    best = summary.get("finetuned") or summary.get("best") or {}
+    tuned = summary.get("finetuned")
+    best = tuned or summary.get("best") or {}
     # with evaluate = "both" the aggregated model has scores and a best round of its own
     both = summary.get("global", {}).get("best")
-    rows = list(
-        _client_rows(folder, {0, *(e["round"] for e in (best, both, calibrated) if e)})
-    )
+    entries = [entry for entry in (best, both, calibrated) if entry]
+    rows = list(_client_rows(folder, {entry["round"] for entry in entries}))
     about = {row["partition_id"]: row for row in rows if "num_train" in row}
-    scope = "global" if config.evaluate == "global" else "local"
-    scored = _owner_scores(rows, about, best, scope)
+    names = names_of_owners(rows)
+    scope = "global" if config.evaluate == "global" and not tuned else "local"
+    scored = _owner_scores(rows, names, best, scope)
     if both:
-        scored += _owner_scores(rows, about, both, "global")
+        scored += _owner_scores(rows, names, both, "global")
     if calibrated:
-        scored += _owner_scores(rows, about, calibrated, "global", "calibrated")
+        scored += _owner_scores(rows, names, calibrated, "global", "calibrated")
     return {
         "Model": _model(config, summary, model),
         "Data": _data(config, summary),
-        "Owners": [_owner(row) for row in about.values()],
+        "Owners": [_owner(row, names.get(pid, "")) for pid, row in about.items()],
         "Scores of owners": scored,
         "Calibration": _calibration(config, model, is_run=True),
         "Privacy": _privacy(config, summary),
@@ -112,14 +114,14 @@ def write_card(
 
 
 def _client_rows(folder: Path, rounds: Iterable[int]) -> Iterable[Row]:
-    """Yield the rows of some rounds; the others are not parsed."""
+    """Yield clients' descriptions, and the rows of some rounds; no other is parsed."""
     starts = tuple(f'{{"round":{number},' for number in rounds)
     path = folder / CLIENTS_FILE
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
         for line in file:
-            if line[:20].replace(" ", "").startswith(starts):
+            if line[:20].replace(" ", "").startswith(starts) or '"num_train":' in line:
                 yield json.loads(line)
 
 
@@ -171,11 +173,11 @@ def _data(config: RunConfig, summary: Row) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value not in (None, "")}
 
 
-def _owner(row: Row) -> dict[str, Any]:
+def _owner(row: Row, name: str) -> dict[str, Any]:
     """Return what an owner told of its data: no more than it chose to."""
     counts = row.get("class_counts") or ()
     out = {
-        "owner": row.get("name") or f"client {row['partition_id']}",
+        "owner": name or f"client {row['partition_id']}",
         "about": row.get("about", ""),
         "items": row["num_nodes"],
         "edges": row["num_edges"],
@@ -190,7 +192,7 @@ def _owner(row: Row) -> dict[str, Any]:
 
 def _owner_scores(
     rows: Iterable[Row],
-    about: Mapping[int, Row],
+    names: Mapping[int, str],
     entry: Row,
     scope: str,
     what: str = "",
@@ -199,12 +201,11 @@ def _owner_scores(
     titles = {"local": "own model", "global": "global model"}
     out = []
     for row in rows:
-        modes = row.get("metrics") or {}
-        if row["round"] != entry.get("round") or "num_train" in row:
+        found = (row.get("metrics") or {}).get(scope)
+        if row["round"] != entry.get("round") or not found:
             continue
-        found = modes.get(scope) or {}
         pid = row["partition_id"]
-        name = about.get(pid, {}).get("name") or f"client {pid}"
+        name = names.get(pid) or f"client {pid}"
         test = found.get("test") or {}
         out.append({"owner": name, "model": what or titles[scope], **_scores("", test)})
     return out

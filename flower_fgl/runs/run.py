@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -38,7 +38,7 @@ from flower_fgl.runs.files import (
 )
 from flower_fgl.runs.summary import is_scored, main_scope, select_round, summarise
 
-__all__ = ["RunFolder", "require_rounds"]
+__all__ = ["RunFolder", "names_of_owners", "require_rounds"]
 
 AUROC = "test AUROC"
 STATUSES = ("running", *ENDED)
@@ -190,16 +190,7 @@ class RunFolder:
     @property
     def owner_names(self) -> dict[int, str]:
         """Names of natural owners by partition-id, which tells equal names apart."""
-        names = {
-            int(row["partition_id"]): str(row["name"])
-            for row in self.clients
-            if "num_train" in row and row.get("name")
-        }
-        counts = Counter(names.values())
-        return {
-            pid: name if counts[name] == 1 else f"{name} ({pid})"
-            for pid, name in names.items()
-        }
+        return names_of_owners(self.clients)
 
     def per_owner(
         self, column: str = "test", metric: str = "accuracy", scope: str = ""
@@ -214,8 +205,10 @@ class RunFolder:
         fine-tuning, if there was any, else in the best round.
         """
         main = main_scope(self.rounds)
-        scope = scope or main
-        best = self.final if scope == main else self.summary.get(scope, {}).get("best")
+        own = "local" if self.summary.get("finetuned") else main
+        scope = scope or own
+        both = self.best if scope == main else self.summary.get(scope, {}).get("best")
+        best = self.final if scope == own else both
         if best is None:
             return {}
         names = self.owner_names
@@ -380,6 +373,20 @@ class RunFolder:
             number, main = sum(reasons.values()), max(reasons, key=reasons.__getitem__)
             parts.append(f"{number} messages to clients (most often: {main})")
         return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
+
+
+def names_of_owners(rows: Iterable[Row]) -> dict[int, str]:
+    """Return the names in descriptions of clients, equal ones with the partition-id."""
+    names = {
+        int(row["partition_id"]): str(row["name"])
+        for row in rows
+        if "num_train" in row and row.get("name")
+    }
+    counts = Counter(names.values())
+    return {
+        pid: name if counts[name] == 1 else f"{name} ({pid})"
+        for pid, name in names.items()
+    }
 
 
 def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:

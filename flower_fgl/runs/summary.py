@@ -71,8 +71,8 @@ def is_scored(row: Row) -> bool:
 
 
 def main_scope(rows: Iterable[Row]) -> str:
-    """Return which models stand for a run: ``global`` if only those were evaluated."""
-    scopes = {scope for row in rows for scope in row.get("metrics", {})}
+    """Return which models stand for a run: ``global`` if its rounds scored only those."""
+    scopes = {scope for row in rows if is_scored(row) for scope in row["metrics"]}
     return "global" if scopes == {"global"} else "local"
 
 
@@ -94,7 +94,8 @@ def score_text(row: Row) -> str:
     selects.
     """
     loss = row.get("loss")
-    parts = [] if loss is None else [f"loss {loss:.3f}"]
+    is_trained = row.get("phase") != "calibration"
+    parts = [f"loss {loss:.3f}"] if is_trained and loss is not None else []
     modes = row.get("metrics") or {}
     columns = modes.get("local") or modes.get("global") or {}
     metric = str(row.get("metric", "accuracy"))

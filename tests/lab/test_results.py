@@ -18,6 +18,8 @@ from torch_geometric.data import Data
 import flower_fgl
 from flower_fgl import Run, RunSet, simulate
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.lab.report.numbers import cost_until
+from flower_fgl.lab.tables.cells import make_cell
 from flower_fgl.nn import GraphInput
 from tests.support.short_runs import SMALL
 
@@ -344,3 +346,27 @@ def test_an_experiment_file_runs_from_python(
         flower_fgl.run_experiment("study.toml", cases=["other"])
     with pytest.raises(ConfigError, match="jobs = 2 gives each run one process"):
         flower_fgl.run_experiment("study.toml", jobs=2, workers=2)
+
+
+def test_fine_tuning_after_rounds_of_the_global_model_hides_none_of_them(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "evaluate": "global"}
+    run = simulate(
+        "fedavg", clients=3, run_dir=str(tmp_path / "run"),
+        fedavg={"finetune_epochs": 1}, **settings,
+    )  # fmt: skip
+    assert run.best is not None
+    cost = cost_until(run, run.best["test"]["accuracy"])
+    assert cost.best is not None
+    assert cost.server_round is not None
+    assert run.plot("convergence").axes[0].lines
+    for scope, number in (("", run.rounds[-1]["round"]), ("global", run.best["round"])):
+        known = run.client_scores(number, scope or "local")
+        found = [columns["test"]["accuracy"] for columns in known.values()]
+        assert list(run.per_owner(scope=scope).values()) == found
+        assert len(found) == 3
+    assert make_cell([run], experiment="x", row="fedavg").is_finetuned
+    card = json.loads((run.path / "card.json").read_text())
+    assert [row["model"] for row in card["Scores of owners"]] == ["own model"] * 3
+    assert all(row["items"] for row in card["Scores of owners"])

@@ -12,7 +12,9 @@ import pytest
 from statsmodels.stats.proportion import proportion_confint
 
 from flower_fgl import Run, simulate
-from flower_fgl.runs.card import CARD, wilson, write_card
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.card import CARD, run_card, wilson, write_card
+from flower_fgl.runs.writer import write_lines
 from tests.simulation.test_calibration import model_of, owned
 from tests.support.number_targets import number_files
 from tests.support.owners import owner_graphs, run_owners
@@ -167,3 +169,42 @@ def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
     write_card(tmp_path, {"Calibration": {"thresholds": [1.0, float("inf")]}})
     found = json.loads((tmp_path / "card.json").read_text())
     assert found["Calibration"]["thresholds"] == [1.0, None]
+
+
+def test_the_card_names_owners_of_one_name_and_those_that_join_later(
+    tmp_path: Path,
+) -> None:
+    about: dict[str, Any] = {"num_nodes": 200, "num_edges": 9, "num_train": 9}
+    about |= {"num_val": 9, "num_test": 100, "class_counts": [5, 4], "name": "graph"}
+    scores = {0: 0.9, 1: 0.2, 2: 0.7}
+    rows: list[dict[str, Any]] = [
+        {"round": joined, "partition_id": pid, **about}
+        for pid, joined in {0: 0, 1: 0, 2: 3}.items()
+    ]
+    rows[2]["name"] = "late"
+
+    def scored(mode: str, value: float) -> dict[str, Any]:
+        test = {"num_nodes": 100, "accuracy": value}
+        return {"metrics": {mode: {"test": test}}}
+
+    for number, mode in ((6, "local"), (7, "local"), (7, "global")):
+        rows += [
+            {"round": number, "partition_id": pid}
+            | scored(mode, value if mode == "local" else 0.5)
+            for pid, value in scores.items()
+        ]
+    (tmp_path / "clients.jsonl").write_bytes(write_lines(rows))
+    summary = {"best": {"round": 6}, "finetuned": {"round": 7}}
+    summary["calibrated"] = {"round": 7}
+    config = parse_config({"evaluate": "global", "calibration": "shared"})
+    card = run_card(config, summary, None, tmp_path)
+    names = ["graph (0)", "graph (1)", "late"]
+    assert [row["owner"] for row in card["Owners"]] == names
+    found = [(r["owner"], r["model"], r["accuracy"]) for r in card["Scores of owners"]]
+    assert found == [
+        *zip(names, ["own model"] * 3, scores.values(), strict=True),
+        *zip(names, ["calibrated"] * 3, [0.5] * 3, strict=True),
+    ]
+    worst = "The worst owner is graph (1): accuracy 0.2, the mean over owners is 0.6."
+    assert worst in card["Limits"]
+    assert not any("no test score" in text for text in card["Limits"])

@@ -166,7 +166,7 @@ class Cell:
     @property
     def is_finetuned(self) -> bool:
         """Whether the clients' own models are scored after fine-tuning."""
-        return any("before" in draw.scores for draw in self.draws)
+        return any(draw.best_round.get("own", 0) > draw.rounds for draw in self.draws)
 
     @property
     def main_metric(self) -> str:

@@ -479,8 +479,7 @@ def test_the_notes_name_rows_that_are_scored_after_fine_tuning() -> None:
     cells = [make_row("local", LOCAL), make_row("fedavg", LOCAL)]
     assert not any("fine-tuning" in text for text in ResultsTable(cells).facts())
     draws = [
-        replace(draw, scores={**draw.scores, "before": draw.scores["own"]})
-        for draw in cells[1].draws
+        replace(draw, best_round={"own": draw.rounds + 1}) for draw in cells[1].draws
     ]
     table = ResultsTable([cells[0], replace(cells[1], draws=draws)])
     facts = table.facts()
