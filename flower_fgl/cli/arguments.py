@@ -163,7 +163,9 @@ def _declared(key: str) -> tuple[Field[Any] | None, type | None]:
 
 WIDE = 160
 """Width in characters of output that goes to a file or another program."""
-console = Console(width=None if sys.stdout.isatty() else WIDE)
+console = Console(
+    width=None if sys.stdout.isatty() else WIDE, markup=False, emoji=False
+)
 
 SettingPairs = Annotated[
     list[str] | None,

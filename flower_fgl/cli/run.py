@@ -169,7 +169,9 @@ def run_experiment(
     from flower_fgl.simulation.local import flat_settings  # loads torch
 
     # rich would need ipywidgets to draw in a notebook
-    console = Console(quiet=not progress, force_jupyter=False)
+    console = Console(
+        quiet=not progress, force_jupyter=False, markup=False, emoji=False
+    )
     runs = run_all(
         Path(file).expanduser(),
         flat_settings(settings),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl.cli.arguments import data_config, parse_pairs
+from flower_fgl.cli.arguments import console, data_config, parse_pairs, rows_table
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 
@@ -50,3 +50,10 @@ def test_a_text_that_toml_reads_as_another_type_stays_a_text() -> None:
     pairs = ["output-dir=2026-11-27", "run-dir=12:30:00", "target=7", "rounds=3"]
     values = {"output-dir": "2026-11-27", "run-dir": "12:30:00", "target": "7"}
     assert parse_pairs(pairs) == {**values, "rounds": 3}
+
+
+def test_names_in_a_table_are_no_markup() -> None:
+    with console.capture() as shown:
+        console.print(rows_table([[{"run": "fedavg [b] :x:", "draws": "[red]"}]]))
+    assert "fedavg [b] :x:" in shown.get()
+    assert "[red]" in shown.get()
