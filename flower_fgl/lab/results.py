@@ -21,6 +21,7 @@ from flower_fgl.lab.tables.compare import (
     compare_runs,
     frames_per_owner,
     owner_metric,
+    paired_runs,
     select_runs,
 )
 from flower_fgl.lab.tables.statistics import Comparison
@@ -355,12 +356,17 @@ class RunSet(Sequence[Run]):
 
         Raises
         ------
+        ConfigError
+            If runs of a method have different settings.
         RunError
-            If two runs of a method have the same data and seed.
+            If two runs of a method have the same data and seed, or the runs have
+            different owners.
         """
         import pandas as pd
 
         groups = self.by_method()
+        for group in groups.values():
+            paired_runs(group, ())  # no run is there twice
         names = list(groups)
         base = names.index(against) if against in names else None
         means, gains = frames_per_owner(

@@ -289,6 +289,42 @@ def test_the_owners_of_two_methods_are_compared_on_the_command_line(
     assert "Worst owner: 1 1.6 with local, 1 1.2 with fedavg." in done.output
 
 
+def test_runs_with_other_owners_or_settings_are_not_compared_owner_by_owner(
+    runs: dict[str, list[Run]], tmp_path: Path
+) -> None:
+    def gains(one: list[Run], other: list[Run]) -> None:
+        gains_per_owner(one, other, column="test", metric="accuracy")
+
+    found = runs_of(tmp_path / "partitions", None)
+    with pytest.raises(RunError, match="client 0 of one holds other data"):
+        gains(found["local"], found["fedavg"])
+    with pytest.raises(RunError, match="client 0 of one holds other data"):
+        RunSet(found["local"]).per_owner()
+    gains(found["local"][:1], found["fedavg"][:1])
+    with pytest.raises(ConfigError, match="A holds runs of fedavg, local"):
+        gains([*found["local"][:1], *found["fedavg"][1:2]], found["fedprox"][:2])
+    cora, pubmed = (
+        write_run(tmp_path / name, [0.5, 0.6], dataset=name, owners="a.npz,b.npz")
+        for name in ("cora", "pubmed")
+    )
+    with pytest.raises(RunError, match=r"several datasets \(cora, pubmed\)"):
+        RunSet([cora, pubmed]).per_owner()
+    other = write_run(tmp_path / "lr", [0.5, 0.6], draw=7, lr=0.1, owners="a.npz,b.npz")
+    with pytest.raises(ConfigError, match=r"lr 0\.01 and 0\.1"):
+        RunSet([cora, other]).per_owner()
+    with pytest.raises(RunError, match="two runs with the same"):
+        RunSet([cora, Run.load(cora.path)]).per_owner()
+
+
+def test_the_score_of_an_owner_is_that_of_completed_runs(tmp_path: Path) -> None:
+    done, failed = (
+        write_run(tmp_path / status, [score], draw=k, status=status, owners="a.npz")
+        for k, (status, score) in enumerate([("completed", 0.8), ("failed", 0.2)])
+    )
+    assert list(RunSet([done, failed]).per_owner()["score"]) == [0.8]
+    assert list(RunSet([failed]).per_owner()["score"]) == [0.2]
+
+
 def test_frames_have_the_scores_of_all_targets_together(
     runs: dict[str, list[Run]],
 ) -> None:

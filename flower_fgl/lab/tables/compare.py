@@ -207,22 +207,7 @@ def compare_runs(
     dataset, the sides do not fit together, or a run has no such score.
     """
     sides = {"A": one, "B": other}
-    refuse_mixed_kinds(
-        (str(run.summary["method"]), run.target) for run in (*one, *other)
-    )
-    both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
-    if both:
-        raise RunError(
-            f"{min(both)} is on both sides of the comparison: pass two disjoint sets."
-        )
-    for side, runs in sides.items():
-        methods = sorted({str(run.summary["method"]) for run in runs})
-        if len(methods) > 1:
-            raise ConfigError(
-                f"{side} holds runs of {', '.join(methods)}. Select one method: "
-                f'"folder:{methods[0]}".'
-            )
-        _reject_mixed_settings(side, runs)
+    _check_sides(one, other)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
     pairs = paired_runs(*done)
     for run in (run for pair in pairs for run in pair):
@@ -265,6 +250,43 @@ def compare_runs(
             tested, names=side_names(one, other), unpaired=(lone, other_lone)
         )
     return Comparisons(zip(found, compare_all(list(found.values())), strict=True))
+
+
+def _check_sides(one: Sequence[RunFolder], other: Sequence[RunFolder]) -> None:
+    """Reject sides that share a run, or of which one has several methods or settings."""
+    refuse_mixed_kinds(
+        (str(run.summary["method"]), run.target) for run in (*one, *other)
+    )
+    both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
+    if both:
+        raise RunError(
+            f"{min(both)} is on both sides of the comparison: pass two disjoint sets."
+        )
+    for side, runs in (("A", one), ("B", other)):
+        methods = sorted({str(run.summary["method"]) for run in runs})
+        if len(methods) > 1:
+            raise ConfigError(
+                f"{side} holds runs of {', '.join(methods)}. Select one method: "
+                f'"folder:{methods[0]}".'
+            )
+        _reject_mixed_settings(side, runs)
+
+
+def _check_owners(runs: Sequence[RunFolder]) -> None:
+    """Reject runs whose owners of one name are not the same in all of them."""
+    datasets = sorted({str(run.summary["dataset"]) for run in runs})
+    if len(datasets) > 1:
+        raise RunError(
+            f"The runs have the owners of several datasets ({', '.join(datasets)}). Pass "
+            "the runs of one of them."
+        )
+    hashes = {run.summary.get("partition_sha256") for run in runs}
+    unnamed = [r for r in runs if not (r.config.get("owners") or r.owner_names)]
+    if len(hashes) > 1 and unnamed:
+        raise RunError(
+            f"The runs have {len(hashes)} partitions, and client 0 of one holds other data "
+            "than client 0 of another. Pass the runs of one partition, or runs with owners."
+        )
 
 
 def common_scale(metric: str, runs: Sequence[RunFolder]) -> ScoreScale:
@@ -473,11 +495,17 @@ def frames_per_owner(
     """Score groups of runs, which differ in their seeds, by owner; gains over ``base``.
 
     Both frames have a row for each owner and a column for each group. NaN stands for an
-    owner without scores or pairs.
+    owner without scores or pairs. Runs that are not completed count only in a group
+    that has no other. Raises a ConfigError or RunError if a group has several settings,
+    or the runs have different owners.
     """
     import pandas as pd
 
-    found = [_owner_scores(runs, column, metric).mean() for runs in groups]
+    for runs in groups:
+        _reject_mixed_settings("A group", runs)
+    _check_owners([run for runs in groups for run in runs])
+    done = [[r for r in runs if r.status == "completed"] or runs for runs in groups]
+    found = [_owner_scores(runs, column, metric).mean() for runs in done]
     means = pd.concat(found, axis=1)
     gains = pd.DataFrame(index=means.index, columns=means.columns, dtype=float)
     for number, runs in enumerate(groups):
@@ -496,10 +524,14 @@ def gains_per_owner(
 
     The frame has the mean scores ``one`` and ``other`` of each owner in paired runs, the
     ``gain``, the number of ``pairs``, and in how many of them B is better (``wins``). A
-    RunError says that no two runs form a pair, or no owner has the score in both.
+    RunError says that no two runs form a pair, that the runs have different owners, or
+    that no owner has the score in both; a ConfigError that a side has several methods
+    or settings.
     """
     import pandas as pd
 
+    _check_sides(one, other)
+    _check_owners([*one, *other])
     done = [[run for run in runs if run.status == "completed"] for runs in (one, other)]
     pairs = paired_runs(*done)
     if not pairs:
