@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
@@ -199,9 +201,12 @@ def test_every_layout_and_format_shows_errors(runs: dict[str, list[Run]]) -> Non
     owners = format_table(table, layout="owners")
     assert "highest of a draw" in owners
     assert "| +0.4" in owners
-    csv = format_table(table, format="csv")
-    assert "test_rmse_mean" in csv
-    assert "accuracy" not in csv
+    csv = pd.read_csv(io.StringIO(format_table(table, format="csv"))).set_index("row")
+    assert "accuracy" not in " ".join(csv.columns)
+    errors = csv["test_rmse_mean"]
+    less = pytest.approx(errors["fedavg"] - errors["local"], abs=1e-6)
+    assert csv["minus_control"]["fedavg"] == less
+    assert csv["minus_control"]["fedavg"] < 0
     assert r"$\downarrow$" in format_table(table, format="latex")
 
 
@@ -364,3 +369,4 @@ def test_bars_of_errors_are_scaled_to_the_largest() -> None:
 
     assert shown([3.0, 1.5], is_percent=False) == (pytest.approx(3.18), ["3", "1.5"])
     assert shown([0.3, 0.15], is_percent=True) == (pytest.approx(1.06), ["30", "15"])
+    assert shown([1.5, 0.9], is_percent=True) == (pytest.approx(1.59), ["150", "90"])

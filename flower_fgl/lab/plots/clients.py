@@ -58,7 +58,8 @@ def client_bars(
     values = np.asarray(scores, dtype=float)
     width = 0.72 if len(place) <= 100 else 1.0
     panel.bar(place, np.nan_to_num(values), width=width, color="#7fb8da", zorder=2)
-    top = 1.0 if is_percent else max(np.nanmax(values, initial=0), pooled or 0) or 1.0
+    top = max(np.nanmax(values, initial=0), pooled or 0) or 1.0
+    top = max(top, 1.0) if is_percent else top  # nRMSE may be above 100 %
     size = 8 if len(place) <= 24 else 6.5
     for x, value in enumerate(values):
         if np.isnan(value) or len(place) <= (14 if is_narrow() else 36):

@@ -547,7 +547,13 @@ LATEX = {
     "–": "--",
     "α": r"$\alpha$",
     "μ": r"$\mu$",
+    "ρ": r"$\rho$",
     "²": "$^2$",
+    # other characters in LaTeX's standard font
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # an option of the line break before it
 }
 
 
@@ -632,6 +638,8 @@ def _csv(table: ResultsTable) -> str:
                 row[name] = other.name if other is not None else ""
                 for title, field in CSV_COMPARISON.items():
                     row[title + name] = "" if versus is None else getattr(versus, field)
+                if versus is not None and versus.scale.is_error:
+                    row[f"minus_{name}"] = -versus.difference  # the gain is positive
             rows.append(row)
     frame = pd.DataFrame(rows, dtype=object)
     kept = [key for key in frame if (frame[key] != "").any()]

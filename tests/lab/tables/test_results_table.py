@@ -544,6 +544,12 @@ def test_unknown_formats_and_layouts_are_refused() -> None:
         ResultsTable([])
 
 
+def test_latex_keeps_characters_that_its_font_or_a_line_break_would_change() -> None:
+    cells = [make_row("local", LOCAL), make_row("[a] b<c>|d ρ", GOOD)]
+    text = format_table(ResultsTable(cells), format="latex")
+    assert r"{[}a] b\textless{}c\textgreater{}\textbar{}d $\rho$ &" in text
+
+
 def test_latex_is_escaped_and_bold() -> None:
     cells = [make_row("local", LOCAL), make_row("50 %_x & y", GOOD)]
     text = format_table(ResultsTable(cells), format="latex")
