@@ -380,8 +380,9 @@ def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
     # loads torch: only needed if there is a run already
     from flower_fgl.core.atomic import hold
     from flower_fgl.runs.checkpoints import differing_settings
+    from flower_fgl.simulation.local import absolute_paths
 
-    config = parse_config(planned.settings)
+    config = parse_config(absolute_paths(planned.settings))
     with hold(folder):
         run = RunFolder.load(folder)
         before = drop_removed(dict(flatten_config(run.config)))

@@ -210,7 +210,8 @@ def _check_settings(plan: PlannedRun, run: RunFolder, file: Path) -> None:
         if is_other or key in ANYWHERE or value == AUTO:
             continue
         found = own.get(key, "absent")
-        if key == "owners" or (key == "dataset" and is_file(str(value))):
+        is_path = key in ("owners", "initial-model")
+        if is_path or (key == "dataset" and is_file(str(value))):
             # a run has the absolute path
             is_same = owners_name(str(found)) == owners_name(str(value))
         else:

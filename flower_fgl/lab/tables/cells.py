@@ -360,7 +360,7 @@ def _settings_of(run: RunFolder) -> dict[str, Scalar]:
         table, dot, _ = key.partition(".")
         is_other = dot and table not in (method, dataset)
         if key not in NO_RESULT and not is_other:
-            out[key] = value
+            out[key] = Path(str(value)).name if key == "initial-model" else value
     out["dataset"] = Path(dataset.replace("\\", "/")).name
     if "owners" in out:
         out["owners"] = owners_name(str(out["owners"]))

@@ -18,6 +18,7 @@ from flower_fgl.lab.experiments.experiment_file import (
 )
 from flower_fgl.lab.experiments.search_space import space_size
 from flower_fgl.lab.results import Run
+from flower_fgl.lab.tables.cells import read_cells
 from flower_fgl.lab.tabulate import results_table
 from flower_fgl.lab.tune.tuning import rows_to_tune
 from flower_fgl.methods import parse_config
@@ -473,6 +474,32 @@ def test_the_first_draws_alone_and_the_others_later(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.output.count("already complete") == 2
     assert len(list(folder.glob("*-draw*"))) == 6
+
+
+def test_relative_paths_are_those_of_the_complete_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["export", "data", "--clients", "2"])
+    text = """
+draws = 1
+[config]
+dataset = "data/client-0.npz"
+clients = 2
+rounds = 1
+"""
+    Path("first.toml").write_text(text)
+    Path("x.toml").write_text(f'{text}initial-model = "runs/first/draw0"\n')
+    for file, number in (("first", 0), ("x", 0), ("x", 1)):
+        words = ["run", f"{file}.toml", "--engine", "local", "--quiet"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert done.output.count("already complete") == number
+    done = CliRunner().invoke(app, ["table", "runs/x", "--cells", "cells"])
+    assert done.exit_code == 0, done.output
+    (cell,) = read_cells(Path("cells"))
+    assert cell.settings["initial-model"] == "draw0"
+    assert str(tmp_path) not in cell.to_json()
 
 
 def test_more_draws_than_a_file_has_are_refused(tmp_path: Path) -> None:
