@@ -412,17 +412,18 @@ def one_metric(metrics: Iterable[str]) -> str:
 
 
 COMPARED = {
-    "backbone": ("model", "hidden-channels", "num-layers", "dropout"),
-    "optimizer": ("optimizer", "lr", "optimizer-state", "batch-size"),
-    "weight decay": ("weight-decay",),
-    "training": ("rounds", "local-epochs", "check-every", "patience"),
-    "evaluation": (
-        "evaluate",
-        "evaluate-every",
-        "eval-policy",
-        "final-local-epochs",
-        "absent-classes",
-    ),
+    subject: tuple(keys.split())
+    for subject, keys in {
+        "backbone": "model hidden-channels num-layers dropout readout link-decoder",
+        "features": "feature-norm graph-features link-features types",
+        "optimizer": """optimizer lr optimizer-state batch-size num-neighbors
+            clip-gradient loss class-weights""",
+        "weight decay": "weight-decay",
+        "training": """initial-model rounds round-patience local-epochs check-every
+            patience participation participants""",
+        "evaluation": """evaluate evaluate-every eval-policy final-local-epochs
+            absent-classes target-scale link-k precision-k positive-class""",
+    }.items()
 }
 """General settings that a fair comparison shares, by subject. Methods may have other
 defaults of them."""
@@ -470,7 +471,7 @@ def _shown(value: Scalar) -> str:
     """Format a value; equal numbers have equal text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if value and isinstance(value, str) else json.dumps(value)
 
 
 def owner_metric(runs: Sequence[RunFolder], column: str = "test") -> str:

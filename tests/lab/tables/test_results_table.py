@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
 import re
@@ -389,15 +390,33 @@ def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
             "(--set model=gcn makes them equal)",
         ),
         ({"lr": 0.1}, "optimizer: lr is 0.01 (local), 0.1 (good)"),
+        ({"link-k": 50}, "evaluation: link-k is 10 (local), 50 (good)"),
+        (
+            {"participation": 0.5},
+            "training: participation is 1 (local), 0.5 (good)",
+        ),
+        (
+            {"target-scale": "own"},
+            "evaluation: target-scale is shared (local), own (good)",
+        ),
+        (
+            {"initial-model": "run"},
+            'training: initial-model is "" (local), run (good)',
+        ),
     ],
 )
 def test_unequal_defaults_are_a_warning(
     settings: dict[str, object], warning: str
 ) -> None:
-    cells = [make_row("local", LOCAL), make_row("good", GOOD, settings=settings)]
+    defaults = {"link-k": 10, "participation": 1.0, "initial-model": ""}
+    defaults["target-scale"] = "shared"
+    cells = [
+        make_row("local", LOCAL, settings=defaults),
+        make_row("good", GOOD, settings=defaults | settings),
+    ]
     for format in ("markdown", "html"):
-        assert f"Warning: {warning}." in format_table(
-            ResultsTable(cells), format=format
+        assert f"Warning: {warning}." in html.unescape(
+            format_table(ResultsTable(cells), format=format)
         )
     assert not ResultsTable(rows(local=LOCAL, good=GOOD)).warnings()
 
