@@ -320,7 +320,7 @@ def test_a_run_without_validation_nodes_says_how_it_was_selected(
 ) -> None:
     run = make(tmp_path / "one", val=(math.nan, math.nan))
     words = Page(write_report([run], None)).words()
-    assert "No client has validation nodes, so the last round is shown" in words
+    assert "There is no validation accuracy, so the last round is shown" in words
     assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
 
 
@@ -516,6 +516,20 @@ def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
     assert "fedavg on cora, after fine-tuning 3 0, 1 – 30.0 ± 7.1 – –" in words
 
 
+def test_two_runs_of_one_draw_count_once_in_a_mean(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / name, seed=seed, val=(score,))
+        for name, seed, score in (("a", 0, 0.2), ("b", 0, 0.8), ("c", 1, 0.6))
+    ]
+    (row,) = over_seeds(runs)
+    assert row["seeds"] == "0, 1"
+    scores = [run.best["test"]["accuracy"] for run in runs[1:] if run.best]
+    assert row["test_accuracy"] == ScoreScale().show_mean(scores, 1)
+    assert over_seeds(runs[:2]) == []
+    words = Page(write_report(runs, tmp_path / "x.html")).words()
+    assert "fedavg · seed 0 (a)" in words
+
+
 def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) -> None:
     values = {"fedavg": (0.4, 0.42, 0.41, 0.4, 0.4)}
     values["fedprox"] = (0.8, 0.81, 0.82, 0.81, 0.8)
@@ -566,6 +580,21 @@ def test_fine_tuned_rows_are_compared_after_fine_tuning(tmp_path: Path) -> None:
     assert re.search(r"fedavg on cora, after fine-tuning [^●]*●", words)
     assert not re.search(r"fedavg on cora 3 [\d, ]+ \S+ ± \S+ \S+ ± \S+ [●≈]", words)
     assert "Compared are the rows after fine-tuning" in words
+
+
+def test_the_owners_of_fine_tuned_runs_are_scored_after_it(tmp_path: Path) -> None:
+    owners = {"owners": "a.npz,b.npz,c.npz"}
+    runs = [
+        make(tmp_path / f"{seed}", seed=seed, settings=owners, val=(0.5, 0.4))
+        for seed in (0, 1)
+    ]
+    said = "of each owner in percent, in the best validation round"
+    assert f"{said}." in Page(write_report(runs, None)).words()
+    for run in runs:
+        run.summary["finetuned"] = {**run.summary["best"], "round": 2}
+    words = Page(write_report(runs, None)).words()
+    assert f"{said}, or after fine-tuning where runs have it." in words
+    assert "owner fedavg 0 40.0 1 20.0" in words
 
 
 def test_ties_are_adjusted_for_the_rows_of_the_page(tmp_path: Path) -> None:

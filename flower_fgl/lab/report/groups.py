@@ -5,6 +5,7 @@ which they first appear. Lines of one method differ by their marker; where all l
 to one method, they have colours instead.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,8 +58,17 @@ def scored_runs(runs: Sequence[RunFolder]) -> list[RunFolder]:
 
 
 def average_groups(runs: Sequence[RunFolder]) -> list[tuple[str, list[RunFolder]]]:
-    """Group completed runs with scores that differ only in their seeds, by their name."""
-    return group_runs(scored_runs(runs), but={"dataset", "clients"}, smallest=2)
+    """Group completed runs with scores that differ only in their seeds, by their name.
+
+    Of several runs of one draw, which would hide the spread, the last one counts.
+    """
+    draws = {}
+    for run in scored_runs(runs):
+        summary, seed = run.summary, run.config.get("partition-seed")
+        keys = ("method", "dataset", "clients", "seed", "partition_sha256")
+        about = [seed, *(summary.get(key) for key in keys)]
+        draws[json.dumps([about, sorted(own_settings(run).items())])] = run
+    return group_runs(draws.values(), but={"dataset", "clients"}, smallest=2)
 
 
 def over_seeds(runs: Sequence[RunFolder], against: str = "") -> list[dict[str, Any]]:

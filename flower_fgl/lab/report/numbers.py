@@ -152,7 +152,7 @@ def pooled_test_score(run: RunFolder, score: str = "accuracy") -> float | None:
 def score_rows(run: RunFolder) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and scores of each row of the results table."""
     is_last = run.summary["selection"] == "last"
-    chosen = f"last round (no validation {item_kind([run])})"
+    chosen = "last round (no validation score)"  # maybe nodes, but of one class
     names = {
         "best": chosen if is_last else "best validation round",
         "last": "last round",
