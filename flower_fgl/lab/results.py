@@ -290,7 +290,7 @@ class RunSet(Sequence[Run]):
         Parameters
         ----------
         per : {"run", "score", "round", "client"}
-            One row per run with its best round; one per run, evaluated model, node set
+            One row per run with its best round, or after fine-tuning; one per run, evaluated model, node set
             and score of that round, of which all tables are made; or the rows of
             :meth:`Run.to_frame`.
 
@@ -419,7 +419,10 @@ class RunSet(Sequence[Run]):
         return write_report(self, place, against=against)
 
     def table(self) -> str:
-        """Return one line per run, with the scores of its best round in percent."""
+        """Return one line per run, with its scores in percent.
+
+        They are those of its best round, or after fine-tuning if the run has it.
+        """
         return str(self._table().to_string(index=False))
 
     def _table(self) -> pd.DataFrame:
@@ -431,7 +434,7 @@ class RunSet(Sequence[Run]):
         score = scale.title if scale.is_error else TITLES.get(metric, metric)
         rows = []
         for run in self:
-            best = run.best or {}
+            best = run.final or {}
             scores = [best.get(column, {}).get(metric) for column in ("val", "test")]
             shown = ["-" if s is None else scale.show(s) for s in scores]
             rows.append([*(str(run.summary[key]) for key in ABOUT), *shown])
@@ -570,8 +573,8 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _best(run: Run) -> dict[str, Any]:
-    """Return status, scores of the best round, and costs of a run."""
-    best = run.best or {}
+    """Return status, scores that stand for a run, and its costs."""
+    best = run.final or {}
     return {
         "status": run.status,
         "round": best.get("round"),

@@ -131,6 +131,11 @@ class RunFolder:
         return self.summary.get("finetuned") or self.best
 
     @property
+    def final_scope(self) -> str:
+        """Models that :attr:`final` scores: ``local`` or ``global``."""
+        return "local" if self.summary.get("finetuned") else main_scope(self.rounds)
+
+    @property
     def entries(self) -> dict[str, dict[str, Any]]:
         """Scores of each selected round that was scored, by the name of the selection."""
         both = self.summary.get("global", {})
@@ -204,11 +209,9 @@ class RunFolder:
         personalized one, if it was evaluated. The personalized model is scored after
         fine-tuning, if there was any, else in the best round.
         """
-        main = main_scope(self.rounds)
-        own = "local" if self.summary.get("finetuned") else main
-        scope = scope or own
+        main, scope = main_scope(self.rounds), scope or self.final_scope
         both = self.best if scope == main else self.summary.get(scope, {}).get("best")
-        best = self.final if scope == own else both
+        best = self.final if scope == self.final_scope else both
         if best is None:
             return {}
         names = self.owner_names

@@ -595,6 +595,9 @@ def test_the_owners_of_fine_tuned_runs_are_scored_after_it(tmp_path: Path) -> No
     words = Page(write_report(runs, None)).words()
     assert f"{said}, or after fine-tuning where runs have it." in words
     assert "owner fedavg 0 40.0 1 20.0" in words
+    assert "in the best validation round, or after fine-tuning" in words
+    one = Page(write_report(runs[:1], None)).words()
+    assert "31.2 % test accuracy, after fine-tuning" in one
 
 
 def test_ties_are_adjusted_for_the_rows_of_the_page(tmp_path: Path) -> None:

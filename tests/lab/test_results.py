@@ -367,6 +367,9 @@ def test_fine_tuning_after_rounds_of_the_global_model_hides_none_of_them(
         assert list(run.per_owner(scope=scope).values()) == found
         assert len(found) == 3
     assert make_cell([run], experiment="x", row="fedavg").is_finetuned
+    tuned = run.summary["finetuned"]["test"]["accuracy"]
+    assert RunSet([run]).to_frame()["test_accuracy"].tolist() == [tuned]
+    assert f"{100 * tuned:.2f}" in repr(RunSet([run]))
     card = json.loads((run.path / "card.json").read_text())
     assert [row["model"] for row in card["Scores of owners"]] == ["own model"] * 3
     assert all(row["items"] for row in card["Scores of owners"])

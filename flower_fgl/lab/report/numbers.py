@@ -94,9 +94,9 @@ def shown_score(runs: Sequence[RunFolder]) -> str:
 
 
 def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | None]:
-    """Return each client's test score in the best round, by partition ID."""
-    number = (run.best or {}).get("round")
-    found = run.client_scores(number, main_scope(run.rounds))
+    """Return each client's test score that stands for the run, by partition ID."""
+    number = (run.final or {}).get("round")
+    found = run.client_scores(number, run.final_scope)
     return {pid: columns.get("test", {}).get(score) for pid, columns in found.items()}
 
 
@@ -144,8 +144,8 @@ def idle_clients(run: RunFolder) -> tuple[int, str]:
 
 
 def pooled_test_score(run: RunFolder, score: str = "accuracy") -> float | None:
-    """Return the pooled test score of the best round."""
-    value: float | None = (run.best or {}).get("test", {}).get(score)
+    """Return the pooled test score that stands for the run."""
+    value: float | None = (run.final or {}).get("test", {}).get(score)
     return value
 
 
