@@ -290,9 +290,9 @@ class RunSet(Sequence[Run]):
         Parameters
         ----------
         per : {"run", "score", "round", "client"}
-            One row per run with its best round, or after fine-tuning; one per run, evaluated model, node set
-            and score of that round, of which all tables are made; or the rows of
-            :meth:`Run.to_frame`.
+            One row per run with its best round, or after fine-tuning; one per run,
+            evaluated model, node set and score of that round, of which all tables are
+            made; or the rows of :meth:`Run.to_frame`.
 
         Returns
         -------
