@@ -328,9 +328,30 @@ class ResultsTable:
             for text in self._unequal(cells):
                 found.setdefault(text, []).append(block.name)
         return [
-            text if len(names) == len(self.blocks) else f"{'; '.join(names)}: {text}"
-            for text, names in found.items()
+            *self._mixed_rows(),
+            *(
+                text
+                if len(names) == len(self.blocks)
+                else f"{'; '.join(names)}: {text}"
+                for text, names in found.items()
+            ),
         ]
+
+    def _mixed_rows(self) -> list[str]:
+        """Name rows that have not the same method, or scored model, in all blocks."""
+        lines = [(b.name, x) for b in self.blocks for x in b.lines if x.is_main]
+        out = []
+        for name, same in grouped(lines, lambda at: self.label(at[1].cell.row)).items():
+            methods = grouped(same, lambda at: at[1].cell.method)
+            models = grouped(same, lambda at: MODELS[at[1].model] or "own model")
+            for what, groups in (("method", methods), ("model", models)):
+                if len(groups) > 1:
+                    listed = {
+                        value: [place for place, _ in found]
+                        for value, found in groups.items()
+                    }
+                    out.append(f"the {what} of row {name} is {_listed(listed)}")
+        return out
 
     def _unequal(self, cells: Sequence[Cell]) -> list[str]:
         """Name what is not equal in the cells of one block."""

@@ -395,12 +395,15 @@ def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
     names = list(dict.fromkeys(name for scores in found.values() for name in scores))
     order, extreme = ("highest", "max") if scale.is_error else ("lowest", "min")
     sheet, gains = [], []
+    number = len(block.lines[0].cell.draws)  # all rows have the same
     control = block.control.name if block.control is not None else ""
     for name, given in found.items():
         scores = given.reindex(columns=names)
         shown = [*(scores[n] for n in names), scores.mean(axis=1)]
         shown.append(scores.agg(extreme, axis=1))
-        texts = [scale.show_mean(values.dropna().tolist()) for values in shown]
+        texts = [
+            _known_mean(values.dropna().tolist(), number, scale) for values in shown
+        ]
         texts.append(scale.worst(scores.mean().dropna().to_dict()))
         sheet.append((table.label(name), texts))
         if control in found and name != control:
@@ -415,6 +418,13 @@ def _owners(table: ResultsTable, block: Block) -> list[pd.DataFrame]:
         caption = f"{block.name}: gain over {table.label(control)}"
         sheets.append(_sheet(caption, [*names, "mean", "owners that gain"], gains))
     return sheets
+
+
+def _known_mean(values: Sequence[float], number: int, scale: ScoreScale) -> str:
+    """Format a mean, with the number of values unless all ``number`` draws have one."""
+    is_partial = 0 < len(values) < number
+    text = scale.show_mean(values)
+    return f"{text} ({len(values)} of {number})" if is_partial else text
 
 
 def _gains(gains: pd.DataFrame, names: Sequence[str], scale: ScoreScale) -> list[str]:

@@ -663,6 +663,7 @@ def test_gains_of_owners_are_paired_by_draw() -> None:
     # a is scored by both in draws 1 and 2; each gain is 10 points in every draw
     found = [line for line in text.splitlines() if line.startswith("| good")][-1]
     assert found == "| good | +10.00 ± 0.00 | +10.00 ± 0.00 | +10.00 | 2 of 2 |"
+    assert "| good | 46.67 ± 20.82 (3 of 4) | 50.00 ± 18.26 |" in text
     for k, cell in enumerate(cells):  # the same draws of both owners
         draws = [replace(draw, owners=cell.draws[1].owners) for draw in cell.draws]
         cells[k] = replace(cell, draws=draws)
@@ -689,6 +690,23 @@ def test_the_detectable_difference_is_that_of_the_adjusted_tests() -> None:
     draws = np.random.default_rng(0).normal(found[1], spread, (20_000, len(LOCAL)))
     power = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05 / count).mean()
     assert power == pytest.approx(0.8, abs=0.015)
+
+
+def test_a_row_with_another_method_or_model_on_other_data_is_a_warning() -> None:
+    cora = [make_row("local", LOCAL), make_row("ours", GOOD, method="fedavg")]
+    other = [
+        make_row("local", LOCAL, dataset="pubmed"),
+        make_row("ours", GOOD, dataset="pubmed", method="fedprox"),
+    ]
+    assert not ResultsTable(cora).warnings()
+    said = "the method of row ours is fedavg (cora); fedprox (pubmed)"
+    assert ResultsTable([*cora, *other]).warnings() == [said]
+    draws = [
+        replace(draw, scores={"global": draw.scores["own"]}) for draw in other[0].draws
+    ]
+    mixed = [*cora[:1], replace(other[0], draws=draws)]
+    said = "the model of row local is own model (cora); global model (pubmed)"
+    assert ResultsTable(mixed).warnings() == [said]
 
 
 def test_a_setting_whose_name_ends_like_another_is_compared() -> None:
