@@ -34,7 +34,7 @@ from flower_fgl.lab.results import RunSet
 from flower_fgl.lab.tables.compare import unequal_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.environment import mixed_versions
-from flower_fgl.runs.files import OnRound, flatten_config, in_folder_name
+from flower_fgl.runs.files import OnRound, flatten_config, grouped, in_folder_name
 from flower_fgl.runs.run import RunFolder
 
 __all__ = ["RunOptions", "resume_folder", "run_all", "run_experiment"]
@@ -440,7 +440,8 @@ def _print_results(
         for run, _ in done
     }
     versions = mixed_versions({run.name: made.environment for run, made in done})
-    for text in (*unequal_settings(settings, tuned), *versions):
+    unequal = [*unequal_settings(settings, tuned), *_unequal_partitions(done)]
+    for text in (*unequal, *versions):
         show(f"warning: {text}", console)
     if tuning := describe_tuning(experiment.tuning):
         show(f"tuning: {tuning}", console)
@@ -454,6 +455,26 @@ def _print_results(
     report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         show(text, console)
+
+
+def _unequal_partitions(done: Sequence[tuple[PlannedRun, RunFolder]]) -> list[str]:
+    """Name runs of one draw that have different data, one sentence for each draw."""
+    from flower_fgl.lab.tables.frame import place_of  # loads pandas
+
+    def draw(pair: tuple[PlannedRun, RunFolder]) -> tuple[Any, ...]:
+        run = pair[1]
+        return place_of(run), run.config["partition-seed"], run.summary["seed"]
+
+    out = []
+    for pairs in grouped(done, draw).values():
+        data = grouped(pairs, lambda pair: str(pair[1].summary["partition_sha256"]))
+        if len(data) > 1:
+            names = [", ".join(run.name for run, _ in same) for same in data.values()]
+            out.append(
+                f"partition: {'; '.join(names)} have different data in one draw, so that "
+                "their scores are not paired. Run them again with the same data"
+            )
+    return out
 
 
 def _one_partition(done: Sequence[tuple[PlannedRun, RunFolder]]) -> str:

@@ -475,6 +475,23 @@ def test_a_run_of_an_earlier_version_is_named(tmp_path: Path) -> None:
         assert f"source {source[:12]} (" in text
 
 
+def test_runs_of_one_draw_on_changed_data_are_named(tmp_path: Path) -> None:
+    file = two_toml(
+        tmp_path, {"alone": "local", "together": "fedavg"}, head="draws = 2"
+    )
+    words = ["run", str(file), "--quiet", "--set", f"output-dir={tmp_path}"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "have different data" not in result.output
+    summary = tmp_path / "two" / "alone-draw1" / "summary.json"
+    about = json.loads(summary.read_text())
+    summary.write_text(json.dumps(about | {"partition_sha256": "a" * 64}))
+    text = " ".join(CliRunner().invoke(app, words).output.split())
+    said = "partition: alone-draw1; together-draw1 have different data in one draw"
+    assert said in text
+    assert text.count("have different data") == 1
+
+
 def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> None:
     file = two_toml(tmp_path, {"a": "local"}, head='title = "t"\ndraws = 2')
     out = tmp_path / "runs"
