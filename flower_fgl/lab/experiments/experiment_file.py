@@ -485,7 +485,10 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
     for case in flat:
-        check_folder_name(str(case["name"]), f"{path}: the case")
+        name = str(case["name"])
+        what = "the name of a case must be one line of text"
+        _require(len(name.splitlines()) < 2, path, what, name)
+        check_folder_name(name, f"{path}: the case")
     return flat
 
 

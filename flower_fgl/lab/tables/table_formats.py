@@ -529,15 +529,25 @@ def _comparison(
 def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
     """Return Markdown tables, and the notes as a list."""
 
+    def escape(text: str) -> str:  # names, of owners too, must not become Markdown
+        return re.sub(r"([\\`*\[\]<>|])", r"\\\1", text)
+
+    def shown(text: str) -> str:
+        return re.sub(r"^\\\*\\\*(.*)\\\*\\\*$", r"**\1**", escape(text))
+
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(cells)} |"
 
     parts = []
     for sheet in sheets:
         caption = sheet.attrs["caption"] if len(sheets) > 1 else ""
         lines = [f"**{caption}**", ""] if caption else []
-        lines += [line(["", *sheet.columns]), "|---" * (len(sheet.columns) + 1) + "|"]
-        lines += [line(row) for row in sheet.itertuples(name=None)]
+        lines += [line(["", *map(escape, sheet.columns)])]
+        lines += ["|---" * (len(sheet.columns) + 1) + "|"]
+        lines += [
+            line([escape(name), *map(shown, cells)])
+            for name, *cells in sheet.itertuples(name=None)
+        ]
         parts.append("\n".join(lines))
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))

@@ -259,6 +259,7 @@ def test_a_part_of_another_type_is_named(
         ("odd", "..", r'the case "\.\." cannot be the name'),
         ("odd", "/", 'the case "/" cannot be the name'),
         ("odd", "", 'the case "" cannot be the name'),
+        ("odd", r"a\nb", "the name of a case must be one line of text, got 'a.nb'"),
         ("..", "a", r'the experiment "\.\." cannot be the name'),
     ],
 )

@@ -612,6 +612,13 @@ def test_html_is_escaped() -> None:
     assert cells[cells.index("&lt;script&gt;") + 1] == "<b>80.17 ± 0.75 ↑</b>"
 
 
+def test_names_in_markdown_stay_text() -> None:
+    cells = [make_row("local", LOCAL), make_row("*a* | <b> `[c]`", GOOD)]
+    text = format_table(ResultsTable(cells))
+    name = r"\*a\* \| \<b\> \`\[c\]\`"
+    assert f"| {name} | **80.17 ± 0.75 ↑** |" in text
+
+
 def test_csv_holds_the_numbers_in_full() -> None:
     cells = [make_row("fedavg", GOOD, has_global=True), make_row("local", LOCAL)]
     text = format_table(ResultsTable(cells), format="csv")
