@@ -98,6 +98,25 @@ def test_a_run_over_owners_equals_a_deployment_with_these_files(
             assert 0 < mine["auprc"] <= 1
 
 
+def test_owners_in_a_stack_have_all_scores_of_owners_one_by_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    given = {**SHORT, "owners": str(folder), "output_dir": str(tmp_path)}
+    alone, together = (
+        simulate("fedavg", **given, evaluate="both", stacked=stacked)
+        for stacked in ("false", "true")
+    )
+    assert alone.last is not None
+    assert together.last is not None
+    for column in ("val", "test"):
+        assert together.last[column] == pytest.approx(alone.last[column], abs=1e-5)
+    for scope in ("local", "global"):
+        mine, theirs = (run.client_scores(2, scope) for run in (together, alone))
+        assert mine.keys() == theirs.keys()
+        for pid, scores in theirs.items():
+            assert mine[pid]["test"] == pytest.approx(scores["test"], abs=1e-5)
+
+
 def test_names_reach_the_run_folder_and_the_tables(runs: dict[str, Run]) -> None:
     run = runs["fedavg"]
     assert [c["name"] for c in run.clients if "name" in c] == list(NAMES)

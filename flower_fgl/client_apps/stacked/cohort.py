@@ -25,7 +25,7 @@ from flower_fgl.client_apps.stacked.group import (
 )
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.metrics import AbsentClasses, Scores, score_rows
+from flower_fgl.core.metrics import AbsentClasses, Scores, score_areas, score_rows
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.gcn_gradient import GCNGradient
@@ -427,11 +427,24 @@ class Cohort(Group):
                 masked = logits.masked_fill(~own[:, None], -math.inf)
                 parts.append((MASKED, masked, used["test"]))
             for name, values, column in parts:
-                predicted = column.pick(values).argmax(dim=-1)
-                nodes, number = (predicted, column.labels, column.client), len(self)
+                picked, number = column.pick(values), len(self)
+                nodes = picked.argmax(dim=-1), column.labels, column.client
                 found = score_rows(
                     *nodes, number, self.num_classes, absent_classes=absent
                 )
+                if config.owners and name != MASKED:
+                    found = self._with_areas(found, picked, column)
                 for scores, score in zip(out, found, strict=True):
                     scores[name] = score
         return out
+
+    def _with_areas(
+        self, scores: Sequence[Scores], logits: Tensor, column: Rows
+    ) -> list[Scores]:
+        """Add AUROC and AUPRC to each client's scores of the ``logits`` (t, C)."""
+        sizes = column.count.tolist()
+        each = zip(logits.split(sizes), column.labels.split(sizes), strict=True)
+        return [
+            score_areas(score, own, y, y >= 0, self.num_classes)
+            for score, (own, y) in zip(scores, each, strict=True)
+        ]
