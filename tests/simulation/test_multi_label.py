@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from torch_geometric.data import Data
 from typer.testing import CliRunner
 
 from flower_fgl import simulate
 from flower_fgl.cli.main import app
 from flower_fgl.cli.partition import describe_clients
+from flower_fgl.client_apps.dispatch import FEWEST_STACKED
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
@@ -185,6 +187,21 @@ def test_molecules_with_unknown_labels_are_learned(settings: dict[str, Any]) -> 
     trained = [int(store.load(k).graph.masks["train"].sum()) for k in range(2)]
     assert sum(trained) == 12 - UNKNOWN
     assert run.best["test"]["num_nodes"] == 6
+
+
+@pytest.mark.parametrize("checks", [{}, {"check_every": 1, "patience": 1}])
+def test_many_owners_with_several_labels_train_one_by_one(
+    checks: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    y = torch.from_numpy(node_labels())
+    owner = Data(x=y.float(), edge_index=torch.zeros(2, 0, dtype=torch.long), y=y)
+    # so many small graphs of one class each would be stacked
+    given = {"output_dir": settings["output_dir"], "target_kind": "labels", "rounds": 2}
+    owners = [owner] * FEWEST_STACKED
+    run = simulate("fedavg", owners, **given, **checks)
+    assert [row["failures"] for row in run.rounds] == [[], []]
+    with pytest.raises(ConfigError, match="it predicts labels"):
+        simulate("fedavg", owners, **given, stacked="true")
 
 
 def test_an_owner_gets_a_set_of_labels_and_all_owners_together_none(

@@ -36,6 +36,7 @@ from flower_fgl.core.metrics import (
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.core.settings import read_num_neighbors
+from flower_fgl.core.targets import LABELS
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.models import local_names
@@ -421,7 +422,7 @@ class Client(Generic[S]):
         It is the accuracy, or the area under the ROC curve where ``config.main_score``
         says so; this area is NaN if all validation nodes have one class.
         """
-        if self.config.main_score != "accuracy":
+        if self.config.main_score != "accuracy" or self.config.predicts == LABELS:
             return self.evaluate(model)["val"].selected(self.config.main_score)
         model.eval()
         data = self.data

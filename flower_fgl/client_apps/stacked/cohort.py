@@ -443,7 +443,9 @@ class Cohort(Group):
     ) -> list[Scores]:
         """Add AUROC and AUPRC to each client's scores of the ``logits`` (t, C)."""
         sizes = column.count.tolist()
-        each = zip(logits.split(sizes), column.labels.split(sizes), strict=True)
+        each = zip(
+            *(torch.split(t, sizes) for t in (logits, column.labels)), strict=True
+        )
         return [
             score_areas(score, own, y, y >= 0, self.num_classes)
             for score, (own, y) in zip(scores, each, strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.optimizer import step_counts
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.targets import CLASSES
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.stacked import can_stack
@@ -40,7 +41,7 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         ),
         "node-embedding has a vector for each node of a client": config.node_embedding,
         "class-weights differ by client": config.class_weights != "none",
-        "it predicts numbers": config.predicts_numbers,
+        f"it predicts {config.predicts}": config.predicts != CLASSES,
         "each client calibrates its model": config.calibration == "owner",
         "clip-gradient clips the gradient of each client": config.clip_gradient,
         "the first layer or the head of each owner stays local": config.keeps_layers,
