@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
 from benchmarks.poisoning import RULES, honest_accuracy, run_poisoned
 from flower_fgl import METHODS, Run, simulate
@@ -148,6 +150,25 @@ def test_a_setting_of_another_rule_is_refused_on_the_command_line(key: str) -> N
     config: RunConfig = parse_config({"method": "fedavg", "aggregation": "median"})
     with pytest.raises(ConfigError, match=f"{key} has no effect: it needs aggregation"):
         reject_unused_settings([key], [config])
+
+
+def test_too_few_trainable_clients_for_the_rule_end_the_run_before_round_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
+    y = torch.arange(30) % 2
+    graph = Data(x=torch.eye(2)[y], edge_index=torch.zeros(2, 0).long(), y=y)
+    graph.train_mask, graph.val_mask, graph.test_mask = (
+        torch.arange(30) % 3 == part for part in range(3)
+    )
+    idle = graph.clone()
+    idle.train_mask = y < 0
+    owners = [graph, graph, idle]
+    short: dict[str, Any] = {"rounds": 1, "output_dir": str(tmp_path / "runs")}
+    with pytest.raises(
+        RunError, match=r'2 of 3 clients can train.*"median" needs 3 uploads'
+    ):
+        simulate("fedavg", owners, aggregation="median", **short)
 
 
 def test_a_round_with_too_few_uploads_for_the_rule_fails(

@@ -10,9 +10,13 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flower_fgl.core.calibration import least_items
-from flower_fgl.core.checks.rules import describe_sampling, num_sampled
+from flower_fgl.core.checks.rules import (
+    describe_sampling,
+    least_uploads,
+    num_sampled,
+)
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import RunError, first_of
+from flower_fgl.core.errors import RunError, first_of, refuse
 from flower_fgl.core.settings import has_targets, listed_names
 from flower_fgl.core.targets import CLASSES
 from flower_fgl.protocols.base import DESCRIBE
@@ -363,6 +367,24 @@ def _report_single_class(federation: Federation) -> None:
         )
 
 
+def _reject_small_rounds(federation: Federation, config: RunConfig) -> None:
+    """Raise an error if rounds sample fewer clients than they need."""
+    able = len(federation.trainable)
+    sampled, least = num_sampled(config, able), least_uploads(config)
+    found = (
+        f"{able} of {len(federation.clients)} clients can train, of which "
+        f"{describe_sampling(config)} samples {sampled} per round, but "
+    )
+    rule = f'aggregation = "{config.aggregation}"'
+    reasons = {
+        f"{found}min-replies is {config.min_replies}. Lower min-replies, or sample more "
+        "clients.": sampled < config.min_replies,
+        f'{found}{rule} needs {least} uploads. Use aggregation = "mean", or sample more '
+        "clients.": sampled < least,
+    }
+    refuse(reasons, RunError)
+
+
 def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
     """Raise an error if too few clients can train; warn of clients that cannot."""
     idle = [pid for pid in federation.clients if pid not in federation.trainable]
@@ -377,14 +399,8 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
     has_classes = config.predicts == CLASSES and not config.predicts_links
     if has_classes and not has_targets(config):
         _report_single_class(federation)
-    able = len(federation.trainable)
-    sampled = num_sampled(config, able)
-    if sampled < config.min_replies and not config.min_clients:
-        raise RunError(
-            f"{able} of {len(federation.clients)} clients can train, of which "
-            f"{describe_sampling(config)} samples {sampled} per round, but min-replies "
-            f"is {config.min_replies}. Lower min-replies, or sample more clients."
-        )
+    if not config.min_clients:
+        _reject_small_rounds(federation, config)
     if idle and is_few_shot:
         log.warning(
             "Clients %s do not take part: fewer than two of their classes have more than "
