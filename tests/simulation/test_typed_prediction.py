@@ -118,6 +118,16 @@ def test_a_graph_may_lack_kinds_and_relations(run: Run, tmp_path: Path) -> None:
     assert not torch.equal(prediction.values, whole.values)
 
 
+def test_a_relation_without_edges_need_not_be_known(run: Run, tmp_path: Path) -> None:
+    tables = typed_tables(7)
+    whole = predict_graph(run.path, write_tables(tmp_path / "all", tables))
+    tables["relations.csv"] += "likes,card,card\n"
+    tables["edges/likes.csv"] = "source,target\n"
+    more = predict_graph(run.path, write_tables(tmp_path / "more", tables))
+    assert torch.equal(more.values, whole.values)
+    assert more.note == ""
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

@@ -1,6 +1,6 @@
 """Fit a typed graph to the kinds, relations and features with which a model was trained."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,13 +41,14 @@ def in_model_schema(
 ) -> tuple[ModelGraph, list[str]]:
     """Find the kinds and relations of a model in a graph, by name.
 
-    The graph may lack some. A relation that it keeps private and the model does not know
-    is left out. ``card`` describes a model of typed graphs; the aggregated model of a run
-    with ``schema-align = "same"`` holds hashes of names, with which those of the graph
-    are compared. ``where`` names the graph in messages. Also returns sentences on what
-    was not checked, or was left out. A DataError says that the model has a vector for
-    each node, or that the graph is not typed, lacks the kind to predict, has a kind or
-    relation that the model does not know, or other features.
+    The graph may lack some. A relation that the model does not know is left out if the
+    graph keeps it private, or has no edge of it. ``card`` describes a model of typed
+    graphs; the aggregated model of a run with ``schema-align = "same"`` holds hashes of
+    names, with which those of the graph are compared. ``where`` names the graph in
+    messages. Also returns sentences on what was not checked, or was left out. A
+    DataError says that the model has a vector for each node, or that the graph is not
+    typed, lacks the kind to predict, has a kind or relation that the model does not
+    know, or other features.
     """
     typed = TypedModel.from_text(card.messages)
     assert typed is not None
@@ -79,7 +80,8 @@ def in_model_schema(
             f"{where} has no node of the kind{name} that the model predicts. Kinds: "
             f"{', '.join(own.node_types)}."
         )
-    relations, left_out = _relations(own, named, wanted, where)
+    held = {*dataset.messages.relation.tolist()}
+    relations, left_out = _relations(own, named, wanted, held, where)
     place = torch.tensor(relations or [0])[dataset.messages.relation]
     is_known = place >= 0
     x, columns, notes = _columns(dataset, kinds, wanted, card, where)
@@ -117,27 +119,31 @@ def _kinds(own: Schema, named: Schema, wanted: Schema, where: Path | str) -> lis
 
 
 def _relations(
-    own: Schema, named: Schema, wanted: Schema, where: Path | str
+    own: Schema, named: Schema, wanted: Schema, held: Set[int], where: Path | str
 ) -> tuple[list[int], list[str]]:
-    """Return the model's number of each relation of the graph, -1 to leave it out."""
+    """Return the model's number of each relation of the graph, -1 to leave it out.
+
+    ``held`` are the numbers of the relations that have an edge.
+    """
     places = {triple: number for number, triple in enumerate(wanted.relations)}
     found, left_out = [], []
-    for triple, (source, name, target) in zip(
-        own.relations, named.relations, strict=True
+    for number, (triple, (source, name, target)) in enumerate(
+        zip(own.relations, named.relations, strict=True)
     ):
         alone = (source, f"{name[:50]}{OWN}", target)
         is_private = triple in own.private
         names = [(source, name, target), alone]
         names = names[::-1] if is_private else names
         place = next((places[one] for one in names if one in places), -1)
-        if place < 0 and not is_private:
+        has_edges = number in held
+        if place < 0 and has_edges and not is_private:
             known = [_arrow(one) for one in wanted.relations]
             raise DataError(
                 f"{where} has the relation {_arrow(triple)}, which the model does not "
                 f"know. {_known(_arrow(triple), known, wanted)}Correct its name, or "
                 "remove it."
             )
-        left_out += [_arrow(triple)] if place < 0 else []
+        left_out += [_arrow(triple)] if place < 0 and has_edges else []
         found.append(place)
     if not left_out:
         return found, []
