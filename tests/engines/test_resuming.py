@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import os
 import random
 import re
@@ -477,8 +478,7 @@ def test_a_client_whose_state_is_of_another_round_is_named_and_goes_on(
 ) -> None:
     folders = [tmp_path / "owner-0", tmp_path / "owner-1", None]
     break_off(deployed(tmp_path / "run", method, **LOSSES[method]), folders)
-    for path in (tmp_path / "owner-1").iterdir():
-        path.unlink()
+    shutil.rmtree(tmp_path / "owner-1")
     again = deployed(tmp_path / "run", method, resume=True, **LOSSES[method])
     with deployment(again, folders) as grid, caplog.at_level(logging.WARNING):
         run_server(grid, again, engine="deployment")
