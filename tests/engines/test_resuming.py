@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
