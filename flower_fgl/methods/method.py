@@ -95,8 +95,8 @@ class Method:
         changes the edges of a graph.
     shares_parts : bool
         Whether clients may have different kinds of nodes and relations (``schema-align =
-        "name"`` and ``"private"``): each tensor is averaged over the clients that have it,
-        and some stay local.
+        "name"`` and ``"private"``), or vectors of their own nodes (``node-embedding``):
+        each tensor is averaged over the clients that have it, and some stay local.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.

@@ -154,6 +154,17 @@ def test_settings_that_contradict_typed_graphs_are_refused(
         simulate("fedavg", owners=alike, output_dir=str(tmp_path), **SIZES, **values)
 
 
+@pytest.mark.parametrize("method", sorted({*SAME} - {*PARTS}))
+@pytest.mark.parametrize(
+    "values", [{"schema_align": "name"}, {"node_embedding": True}], ids=str
+)
+def test_parts_of_one_client_alone_need_a_method_that_shares_parts(
+    method: str, values: dict[str, Any], alike: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="needs the same weights at all clients"):
+        simulate(method, owners=alike, output_dir=str(tmp_path), **SIZES, **values)
+
+
 def described(graph: ClientGraph, align: str) -> Description:
     """Return what a client tells of its graph."""
     return describe(

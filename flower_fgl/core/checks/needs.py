@@ -320,6 +320,14 @@ NEEDS = (
         demand='schema-align = "{schema_align}" is not possible',
     ),
     Need(
+        "node-embedding = true",
+        lambda s: s.node_embedding,
+        lambda method: method.shares_parts,
+        "needs the same weights at all clients",
+        can="do not",
+        demand="node-embedding = true is not possible",
+    ),
+    Need(
         'class-align = "local"',
         lambda s: s.has_local_heads,
         lambda method: method.keeps_head,
