@@ -25,8 +25,8 @@ from flower_fgl.core.atomic import (
 from flower_fgl.core.options import Scalar
 
 __all__ = ["HASHED", "LinkedStates", "StateKeeper", "group_file", "hashed_groups"]
-__all__ += ["is_secret", "keep_file", "kept_states", "link_file", "state_file"]
-__all__ += ["state_folder"]
+__all__ += ["is_secret", "is_whole", "keep_file", "kept_states", "link_file"]
+__all__ += ["state_file", "state_folder"]
 
 HASHED = "blake2b:"
 """Start of a state's value that is the hash of the group of tensors of the same name."""
@@ -146,7 +146,7 @@ def keep_file(source: Path, target: Path) -> None:
         values = json.loads((metadata or {}).get("values", "{}"))
         for digest in {*hashed_groups(values).values()}:
             kept = group_file(target.parent, digest)
-            if not kept.exists():
+            if not is_whole(kept):
                 make_private_folder(kept.parent)
                 link_file(group_file(source.parent, digest), kept)
     if not any(map(is_secret, names)):
@@ -158,6 +158,20 @@ def keep_file(source: Path, target: Path) -> None:
     with safe_open(source, "pt") as file:
         tensors = {n: file.get_tensor(n) for n in names if not is_secret(n)}
     write_file(target, save(tensors, metadata), is_private=True)
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a file of tensors exists and has its full length.
+
+    A power failure can leave a shorter file if it was not synced.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def link_file(source: Path, target: Path) -> None:

@@ -36,6 +36,7 @@ from flower_fgl.runs.state_files import (
     group_file,
     hashed_groups,
     is_secret,
+    is_whole,
     keep_file,
     link_file,
     state_file,
@@ -478,12 +479,12 @@ def _read_group(path: Path) -> dict[str, Tensor]:
 def write_state(path: Path, state: ClientState, *, is_synced: bool = False) -> None:
     """Write a client's state atomically, readable only by the owner of the process.
 
-    Hashed groups are written unless a file with this content exists.
+    Hashed groups are written unless a whole file of this name exists.
     """
     own, groups = state.divided()
     for digest, tensors in groups.items():
         place = group_file(path.parent, digest)
-        if not place.exists():
+        if not is_whole(place):
             make_private_folder(place.parent)
             _write(place, tensors, {}, is_synced=is_synced)
     _write(path, own, state.values, is_synced=is_synced)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flower_fgl.client_apps.runtime.state import (
     FileStates,
     MemoryStates,
     StateStore,
+    _read_group,
 )
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.state_files import LinkedStates
@@ -394,6 +396,28 @@ def test_a_state_whose_group_is_missing_is_damaged(
     group.unlink()
     with pytest.raises(RunError, match=r"Cannot read client state .*7-000000"):
         files.load(context, 0)
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_group_that_a_power_failure_cut_is_written_and_restored(
+    size: int, tmp_path: Path, context: Context
+) -> None:
+    files = FileStates(tmp_path / "states")
+    files.save(context, 0, hashed_state())
+    (group,) = (tmp_path / "states" / "groups").iterdir()
+    (tmp_path / "kept" / "groups").mkdir(parents=True)
+    for name in ("7-000000.safetensors", f"groups/{group.name}"):
+        copied = name.removeprefix("7-")
+        shutil.copy(tmp_path / "states" / name, tmp_path / "kept" / copied)
+
+    os.truncate(group, size)  # a new run has the same group
+    files.save(context, 1, hashed_state())
+    assert set(files.load(context, 1).group("prompts")) == {"0.w", "1/b"}
+
+    os.truncate(group, size)
+    LinkedStates(tmp_path / "states").load_states(7, tmp_path / "kept")
+    _read_group.cache_clear()
+    assert set(files.load(context, 0).group("prompts")) == {"0.w", "1/b"}
 
 
 @pytest.mark.parametrize("is_linked", [True, False])
