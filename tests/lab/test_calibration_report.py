@@ -55,6 +55,23 @@ def test_the_report_has_a_table_of_calibration(
             )
 
 
+@pytest.mark.parametrize("evaluate", ["local", "global"])
+def test_the_calibration_after_fine_tuning_is_shown(
+    evaluate: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "clients": 3, "calibration": "owner"}
+    settings |= {"evaluate": evaluate, "fedavg.finetune-epochs": 2}
+    run = simulate("fedavg", run_dir=str(tmp_path / "run"), **settings)
+    number = run.summary["finetuned"]["round"]
+    own = [row for row in run.clients if row["round"] == number and "metrics" in row]
+    tests = [row["metrics"]["local"]["test"] for row in own]
+    assert [found["ece"] for _, found in calibration_rows(run)] == [
+        test["ece"] for test in tests
+    ]
+    drawn = [each["after"] for each in owner_reliability(run).values()]
+    assert drawn == [row["reliability"]["local"]["after"] for row in own]
+
+
 def test_each_owner_has_a_panel_with_two_lines() -> None:
     sums = [[4.0, 0.0, 1.0], [1.0, 0.0, 0.9], [2.0, 0.0, 1.0]]
     owners = {f"bank{k}": {"before": sums, "after": sums} for k in range(4)}

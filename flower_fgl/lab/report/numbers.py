@@ -103,11 +103,11 @@ def client_scores(run: RunFolder, score: str = "accuracy") -> dict[int, float | 
 def calibration_rows(run: RunFolder) -> list[tuple[str, dict[str, float | None]]]:
     """Return name and scores of calibration of each client, empty without any.
 
-    They are those of the calibrated global model, else of the best round.
+    They are those of the calibrated global model, else those that stand for the run.
     """
     entry = run.summary.get("calibrated")
-    scope = "global" if entry else main_scope(run.rounds)
-    entry, names = entry or run.best or {}, run.owner_names
+    scope = "global" if entry else run.final_scope
+    entry, names = entry or run.final or {}, run.owner_names
     scores = run.client_scores(entry.get("round"), scope)
     found = {
         pid: test for pid, columns in scores.items() if (test := columns.get("test"))
@@ -125,10 +125,13 @@ def reliability_of(run: RunFolder) -> dict[str, list[list[float]]]:
 
 
 def owner_reliability(run: RunFolder) -> dict[str, dict[str, list[list[float]]]]:
-    """Return the diagrams of each client in the best round, by name, empty without any."""
-    number, names = (run.best or {}).get("round"), run.owner_names
+    """Return the diagrams of each client by name, empty without any.
+
+    They are of the models whose scores stand for the run.
+    """
+    number, names = (run.final or {}).get("round"), run.owner_names
     rows = {
-        int(row["partition_id"]): row["reliability"].get(main_scope(run.rounds), {})
+        int(row["partition_id"]): row["reliability"].get(run.final_scope, {})
         for row in run.clients
         if "reliability" in row and row["round"] == number
     }
