@@ -16,7 +16,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-__all__ = ["drops", "edge_mask", "influence", "integrated_gradients", "overlap"]
+__all__ = ["STEPS", "drops", "edge_mask", "integrated_gradients", "overlap"]
 
 STEPS = 50
 """Points of the path from zero to the features, each a graph of its own."""
@@ -44,11 +44,6 @@ def integrated_gradients(score: Score, x: Tensor) -> Tensor:
     for step in range(STEPS):
         total += _gradient(score, x * ((step + 0.5) / STEPS))
     return x * total / STEPS
-
-
-def influence(score: Score, num_edges: int) -> Tensor:
-    """Return the gradient (E,) of a score in the weights of the edges, all 1."""
-    return _gradient(score, torch.ones(num_edges))
 
 
 def _gradient(score: Score, at: Tensor) -> Tensor:

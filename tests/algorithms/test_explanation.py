@@ -11,7 +11,6 @@ from torch import Tensor
 from flower_fgl.algorithms.explanation import (
     drops,
     edge_mask,
-    influence,
     integrated_gradients,
     overlap,
 )
@@ -41,11 +40,6 @@ def test_attributions_add_up_to_the_score(generator: torch.Generator) -> None:
 
     total = float(integrated_gradients(score, x).sum())
     assert total == pytest.approx(float(score(x) - score(0 * x)), abs=1e-3)
-
-
-def test_influence_is_the_gradient_at_full_weights() -> None:
-    found = influence(lambda w: w[0] ** 2 + 3 * w[2], 3)
-    assert found.tolist() == [2.0, 0.0, 3.0]
 
 
 def test_a_mask_keeps_the_edge_that_the_score_needs(generator: torch.Generator) -> None:

@@ -81,6 +81,40 @@ def test_features_that_are_not_named_are_added_up(tmp_path: Path) -> None:
     assert f"  the other {number} features together: {rest:+.4g}\n" in found.text
 
 
+def test_what_the_path_misses_is_said(tmp_path: Path) -> None:
+    # attention is so steep that the score jumps at weights of edges below 1/100
+    settings: dict[str, Any] = {"clients": 3, "rounds": 1, "model": "gat"}
+    run = simulate("fedavg", run_dir=str(tmp_path / "run"), **settings)
+    save_client_graph(tmp_path / "0.npz", clients_of({"clients": 3})[0])
+    node = connected(tmp_path / "0.npz")
+    found = explain_item(run.path, tmp_path / "0.npz", [node])
+    every = sum(value for *_, value in found.drawing)
+    missed = found.score - found.without_edges - every
+    assert abs(missed) > 0.1
+    assert f"between 50 points of the path: {missed:+.4g}\n" in found.text
+    assert found.text.count("not attributed") == 1  # the features add up
+
+
+def test_an_edge_counts_that_only_a_smaller_weight_of_it_changes(
+    tmp_path: Path,
+) -> None:
+    x = np.array([[0.0, 0.0], [2.0, 2.0]], dtype=np.float32)
+    np.savez(tmp_path / "g.npz", x=x, edges=np.array([[0, 1]]))
+    card = ModelCard("fedavg", "graphsage", 2, 2, 2, ("a", "b"), False, "none", 1)
+    eye, zero = torch.eye(2), torch.zeros(2, 2)
+    state = {
+        # relu(1 - 2·w) of the edge's weight w is 0 at w = 1, and 1 without the edge
+        "encoder.0.lin_l.weight": -eye, "encoder.0.lin_l.bias": torch.tensor([1.0, 0.0]),
+        "encoder.0.lin_r.weight": zero, "classifier.lin_l.weight": zero,
+        "classifier.lin_l.bias": torch.zeros(2), "classifier.lin_r.weight": eye,
+    }  # fmt: skip
+    save_model(tmp_path / "m", state, card)
+    found = explain_item(tmp_path / "m", tmp_path / "g.npz", ["0"], target="a")
+    assert found.score == pytest.approx(0.5)
+    assert found.without_edges == pytest.approx(1 / (1 + np.exp(-1)))
+    assert found.edges[0][2] == pytest.approx(0.5 - found.without_edges, abs=0.01)
+
+
 def test_the_named_edges_carry_more_than_random_ones(tmp_path: Path) -> None:
     # node 0 has no signal; one neighbour has that of the class, nine have nothing
     x = np.zeros((11, 2), dtype=np.float32)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.explanation import (
+    STEPS,
     drops,
     edge_mask,
-    influence,
     integrated_gradients,
     overlap,
 )
@@ -83,6 +83,9 @@ class Explanation:
             for name, total, own in self.features
         ]
         lines += _others("features", *self.other_features)
+        found = [total for _, total, _ in self.features]
+        found.append(self.other_features[1])
+        lines += _missed(self.score - self.baseline, found)
         if not self.edges:
             return "\n".join([*lines, "No edge influences the score."])
         lines.append(
@@ -99,6 +102,7 @@ class Explanation:
         named = math.fsum(value for _, _, value, _ in self.edges)
         every = math.fsum(value for _, _, value in self.drawing)
         lines += _others("edges", len(self.drawing) - len(self.edges), every - named)
+        lines += _missed(self.score - self.without_edges, [every])
         mean = math.fsum(self.random_drops) / len(self.random_drops)
         lines.append(
             f"Without these edges the score drops by {self.drop:.4g}; without as many "
@@ -115,6 +119,17 @@ class Explanation:
 def _others(what: str, number: int, total: float) -> list[str]:
     """Return the line of those that are not named, so that a reader can add up."""
     return [f"  the other {number:,} {what} together: {total:+.4g}"] if number else []
+
+
+def _missed(difference: float, found: Sequence[float]) -> list[str]:
+    """Return the line of what attributions lack to a difference, if it is over 1 %."""
+    total = math.fsum(found)
+    if abs(difference - total) <= 0.01 * max(abs(difference), abs(total)):
+        return []
+    return [
+        f"  not attributed, since the score jumps between {STEPS} points of the path: "
+        f"{difference - total:+.4g}"
+    ]
 
 
 def explain_item(
@@ -168,7 +183,9 @@ def _explain(
         return outputs(x, weight)[number]
 
     gains = integrated_gradients(lambda x: score_of(x, ones), x)
-    used = influence(lambda w: score_of(x, w), both.shape[1]).nonzero().flatten()
+    gains_of_edges = integrated_gradients(lambda w: score_of(x, w), ones)
+    used = gains_of_edges.nonzero().flatten()
+    gains_of_edges = gains_of_edges[used]
     full = float(first[number])
 
     def masked(part: Tensor) -> Tensor:
@@ -182,7 +199,6 @@ def _explain(
         return -masked(part).clamp(min=1e-12).log()
 
     k = min(MOST_EDGES, max(1, len(used) // 2)) if len(used) else 0
-    gains_of_edges = integrated_gradients(masked, torch.ones(len(used)))
     best = gains_of_edges.topk(k).indices
     masks, tops = [], []
     for run in range(SEEDS if k else 0):
