@@ -48,7 +48,7 @@ from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.state_files import LinkedStates, StateKeeper
 from flower_fgl.runs.summary import rounds_without_gain, summarise
-from flower_fgl.runs.writer import RunWriter, default_folder
+from flower_fgl.runs.writer import RunWriter, default_folder, finite
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Result
@@ -273,7 +273,7 @@ def _run(
                 raise
             log.warning("The summary was not updated: %s", late)  # the error is raised
         if tracker is not None:
-            tracker.on_end(summary)
+            tracker.on_end(finite({**summary, **writer.origin}))
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
 

@@ -200,7 +200,7 @@ class RunWriter:
         self.rounds.append(row)
         self._append(ROUNDS, [row])
         for listener in self.listeners:
-            listener(row)
+            listener(finite(row))
 
     def describe_clients(self, rows: Sequence[Row]) -> None:
         """Append the clients' descriptions; store their number if ``clients`` is 0."""

@@ -49,12 +49,12 @@ def test_a_tracker_that_is_named_twice_is_one(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_tracker_gets_settings_rounds_and_summary(small: dict[str, Any]) -> None:
     recorder = Recorder()
-    run = simulate("fedavg", **small, track=recorder)
-    assert [name for name, _ in recorder.calls] == ["start", "round", "round", "end"]
+    run = simulate("fedavg", **small, track=recorder, calibration="shared")
+    rounds = ["round"] * 3  # the last one scores the calibrated model, without a loss
+    assert [name for name, _ in recorder.calls] == ["start", *rounds, "end"]
     assert recorder.calls[0][1] == (run.path, 0.01, 1)
     assert [row for name, row in recorder.calls if name == "round"] == run.rounds
-    assert recorder.calls[-1][1]["best"] == run.best
-    assert recorder.calls[-1][1]["status"] == "completed"
+    assert recorder.calls[-1][1] == run.summary
 
 
 @pytest.mark.parametrize("place", ["start", "round", "end"])

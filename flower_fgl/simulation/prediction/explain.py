@@ -100,9 +100,10 @@ class Explanation:
             )
         ]
         named = math.fsum(value for _, _, value, _ in self.edges)
-        every = math.fsum(value for _, _, value in self.drawing)
-        lines += _others("edges", len(self.drawing) - len(self.edges), every - named)
-        lines += _missed(self.score - self.without_edges, [every])
+        every = [value for _, _, value in self.drawing]
+        rest = math.fsum(every) - named
+        lines += _others("edges", len(self.drawing) - len(self.edges), rest)
+        lines += _missed(self.score - self.without_edges, every)
         mean = math.fsum(self.random_drops) / len(self.random_drops)
         lines.append(
             f"Without these edges the score drops by {self.drop:.4g}; without as many "
@@ -122,9 +123,9 @@ def _others(what: str, number: int, total: float) -> list[str]:
 
 
 def _missed(difference: float, found: Sequence[float]) -> list[str]:
-    """Return the line of what attributions lack to a difference, if it is over 1 %."""
+    """Return the line of what attributions lack to a difference, if over 1 % of them."""
     total = math.fsum(found)
-    if abs(difference - total) <= 0.01 * max(abs(difference), abs(total)):
+    if abs(difference - total) <= 0.01 * math.fsum(map(abs, found)):
         return []
     return [
         f"  not attributed, since the score jumps between {STEPS} points of the path: "
