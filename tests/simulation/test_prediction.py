@@ -32,6 +32,7 @@ from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.prediction import pairs as pairs_module
 from flower_fgl.simulation.prediction import predict, predict_graph, write_table
+from flower_fgl.simulation.prediction.table import Prediction
 from tests.runs.test_model_file import CARD
 from tests.simulation.test_edges import write_bank
 from tests.support.owners import run_owners
@@ -593,6 +594,19 @@ def test_an_object_with_edges_is_predicted_as_its_file(
 
 
 # ---------------------------------------------------------------------------- tables
+def test_names_with_semicolons_stay_apart_in_a_set() -> None:
+    names = ("a", "b", "a; b", 'say "a"')
+    card = ModelCard("fedavg", "gcn", 2, 2, 2, names, False, "none", 1)
+    values = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1]])
+    sets = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]).bool()
+    found = Prediction({"node": np.arange(2)}, values, card, sets=sets)
+    frame = found.to_frame()
+    assert frame["set"].tolist() == ["a; b", '"a; b"; "say ""a"""']
+    assert frame["predicted"].tolist() == ["a", "a; b"]
+    several = Prediction(found.items, values, replace(card, target_kind="labels"))
+    assert several.predicted == ["a", '"a; b"']
+
+
 def test_a_parquet_file_holds_the_same_rows(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     run = simulate("fedavg", output_dir=str(tmp_path / "runs"), **NODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -57,12 +57,12 @@ class Prediction:
         """Most probable class of each item, by name.
 
         Of several labels per item, those with a probability of at least 0.5, separated by
-        semicolons.
+        semicolons; a name that has one is in quotation marks.
         """
         names = self.card.target.names
         if self.card.multi_label:
             likely = (self.values >= 0.5).tolist()
-            return ["; ".join(compress(names, row)) for row in likely]
+            return _joined(names, likely)
         return [names[k] for k in self.values.argmax(dim=1).tolist()]
 
     def to_frame(self) -> pd.DataFrame:
@@ -74,8 +74,8 @@ class Prediction:
             The columns of ``items``; then ``predicted`` and ``p:<class>`` for each class;
             for numbers ``predicted``, or ``predicted:<name>`` for each of several; or
             ``score`` for links. A calibrated model adds ``set``, the classes of the
-            conformal set, separated by semicolons; for numbers ``lower`` and ``upper``,
-            or ``lower:<name>`` and ``upper:<name>``.
+            conformal set, written as in :attr:`predicted`; for numbers ``lower`` and
+            ``upper``, or ``lower:<name>`` and ``upper:<name>``.
         """
         import pandas as pd
 
@@ -91,8 +91,7 @@ class Prediction:
             columns = [f"predicted:{name}" for name in self.card.target.names]
         if self.sets is not None:
             names = self.card.target.names if columns != ["score"] else LINKED
-            rows = self.sets.tolist()
-            frame["set"] = ["; ".join(compress(names, row)) for row in rows]
+            frame["set"] = _joined(names, self.sets.tolist())
         values = pd.DataFrame(self.values.numpy(), columns=columns)
         found = self.card.calibration
         if found is None or not self.card.target.has_numbers or not found.thresholds:
@@ -142,6 +141,13 @@ class Prediction:
         shown = [f"{name} ({unit})" if unit else name
                  for name, unit in zip(target.names, units, strict=True)]  # fmt: skip
         return f"{len(self):,} {task}: {first_of(shown)}"
+
+
+def _joined(names: Sequence[str], rows: Sequence[Sequence[bool]]) -> list[str]:
+    """Return the chosen names of each row as text that can be split again."""
+    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    shown = [q if {*';"'} & {*n} else n for n, q in zip(names, quoted, strict=True)]
+    return ["; ".join(compress(shown, row)) for row in rows]
 
 
 def task_of(card: ModelCard) -> str:
