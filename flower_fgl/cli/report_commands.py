@@ -130,7 +130,8 @@ def compare(
     for place, result in found.items():
         if len(found) > 1:
             show(f"{place}:")
-        title = result.scale.title if result.scale.is_error else f"{metric}, %"
+        title = result.scale.title if result.scale.is_error else metric
+        title += "" if result.scale.kind.has_units else ", %"
         table = make_table("runs", f"{column} {title}", "not completed")
         for name, runs, scores in zip(
             names, sides.values(), (result.one, result.other), strict=True
@@ -176,7 +177,8 @@ def _show_owners(
     gains = gains_per_owner(one, other, column=column, metric=metric)
     names = side_names(one, other)
     scale = common_scale(metric, [*one, *other])
-    end = f", {scale.title}" if scale.is_error else ", %"
+    end = f", {scale.title}" if scale.is_error else ""
+    end += "" if scale.kind.has_units else ", %"
     table = make_table("owner", *(f"{n}{end}" for n in names), "gain", "better in")
     for owner, *scores, gain, pairs, wins in gains.itertuples(name=None):
         texts = [*map(scale.show, scores), scale.show(gain, sign="+")]
@@ -235,7 +237,7 @@ def reach(
         )
     (name,) = names
     scale = common_scale(name, found)
-    title = scale.title if scale.is_error else f"{scale.title}, %"
+    title = scale.title + ("" if scale.kind.has_units else ", %")
     table = make_table("run", "round", "bytes", "time", f"best {column} {title}")
     for run in found:
         cost = cost_until(run, target, column=column, metric=name)

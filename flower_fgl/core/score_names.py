@@ -196,7 +196,7 @@ class ScoreScale:
     @property
     def margin_text(self) -> str:
         """The margin in words."""
-        if self.is_error:
+        if self.is_error and self.kind in NUMBER_SCORES.values():
             return "1 % of the target's standard deviation"
         return "one point"
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from flower_fgl.core.score_names import goodness, is_better, kind_of_score
+from flower_fgl.core.score_names import ScoreScale, goodness, is_better, kind_of_score
 
 NAN = math.nan
 VALUES = (0.2, 0.9, NAN, None, 0.5, 0.9, 0.0)
@@ -35,3 +35,10 @@ def test_only_rmse_and_mae_have_units() -> None:
     assert kind_of_score("worst_mae").has_units
     assert not kind_of_score("nrmse").has_units
     assert not kind_of_score("a score of another package").is_lower
+
+
+def test_only_errors_of_numbers_are_tied_within_a_share_of_a_deviation() -> None:
+    texts = [ScoreScale(name).margin_text for name in ("mean_rmse", "nrmse", "mae")]
+    assert set(texts) == {"1 % of the target's standard deviation"}
+    others = ("accuracy", "ece", "mean_brier_calibrated", "set_share")
+    assert {ScoreScale(name).margin_text for name in others} == {"one point"}

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.calibration import calibration_error
+from flower_fgl.cli.main import app
 from flower_fgl.lab import plots
 from flower_fgl.lab.report.numbers import (
     calibration_rows,
@@ -41,6 +43,10 @@ def test_the_report_has_a_table_of_calibration(
         assert found == {key: test.get(key) for key in found}
         assert {"ece", "brier", "ece_calibrated"} <= found.keys()
         assert "interval" not in found
+    command = ["reach", "0.9", str(run.path), "--metric", "ece"]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    if calibration == "owner":
+        assert "best test ECE ↓, %" in done.output  # shares are shown in percent
     page = write_report([run]).read_text(encoding="utf-8")
     assert "<h2>Calibration</h2>" in page
     assert "ECE calibrated" in page
