@@ -95,6 +95,18 @@ def test_what_the_path_misses_is_said(tmp_path: Path) -> None:
     assert found.text.count("not attributed") == 1  # the features add up
 
 
+@pytest.mark.parametrize("method", ["fedlit", "fediih"])
+def test_networks_that_read_edges_past_their_weights_are_refused(
+    method: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"clients": 4, "rounds": 1, "keep_client_models": True}
+    run = simulate(method, run_dir=str(tmp_path / "run"), **settings)
+    save_client_graph(tmp_path / "0.npz", clients_of({"clients": 4})[0])
+    model = run.path / "clients" / "0-client-0"
+    with pytest.raises(ConfigError, match=f"network of {method} reads edges"):
+        explain_item(model, tmp_path / "0.npz", [connected(tmp_path / "0.npz")])
+
+
 def test_an_edge_counts_that_only_a_smaller_weight_of_it_changes(
     tmp_path: Path,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ def explain_item(
     random edges.
 
     A RunError says that the model cannot be read; a ConfigError that the number of
-    identifiers or the target does not fit; a DataError that the graph lacks the item, or
+    identifiers or the target does not fit, or the network cannot be explained; a DataError that the graph lacks the item, or
     does not fit the model.
     """
     saved = load_model(model)
@@ -175,6 +175,7 @@ def _explain(
     """Attribute the score of an item, and measure how faithful that is."""
     both, labels, _ = problem.edges
     outputs, x = _outputs(saved, problem), problem.graph.x
+    _require_mask(saved, problem, outputs)
     ones = torch.ones(both.shape[1])
     with torch.no_grad():
         first = outputs(x, ones)
@@ -265,6 +266,28 @@ def _outputs(
         return logits.sigmoid() if card.multi_label else logits.softmax(dim=0)
 
     return outputs
+
+
+def _require_mask(
+    saved: SavedModel,
+    problem: Neighbourhood,
+    outputs: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Raise a ConfigError if a method's own network reads edges past their weights."""
+    if not saved.card.settings or task_of(saved.card) != "nodes":
+        return
+    graph, none = problem.graph, torch.zeros(problem.edges.ends.shape[1])
+    bare = graph.with_edges(graph.edge_index[:, :0])
+    empty = problem.edges._replace(ends=none.new_zeros(2, 0), of=[none[:0].long()])
+    without = _outputs(saved, replace(problem, graph=bare, edges=empty))
+    with torch.no_grad():
+        masked, removed = outputs(graph.x, none), without(graph.x, none[:0])
+    if not torch.allclose(masked, removed, atol=1e-3):
+        raise ConfigError(
+            f"The network of {saved.card.method} reads edges in a way that weights of "
+            "edges do not change, so they cannot be explained. Use a model of another "
+            "method."
+        )
 
 
 def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
