@@ -95,7 +95,7 @@ def test_what_the_path_misses_is_said(tmp_path: Path) -> None:
     assert found.text.count("not attributed") == 1  # the features add up
 
 
-@pytest.mark.parametrize("method", ["fedlit", "fediih"])
+@pytest.mark.parametrize("method", ["adafgl", "fediih", "fedlit", "fedlog"])
 def test_networks_that_read_edges_past_their_weights_are_refused(
     method: str, tmp_path: Path
 ) -> None:

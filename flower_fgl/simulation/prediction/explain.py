@@ -151,8 +151,8 @@ def explain_item(
     random edges.
 
     A RunError says that the model cannot be read; a ConfigError that the number of
-    identifiers or the target does not fit, or the network cannot be explained; a DataError that the graph lacks the item, or
-    does not fit the model.
+    identifiers or the target does not fit, or the network cannot be explained; a
+    DataError that the graph lacks the item, or does not fit the model.
     """
     saved = load_model(model)
     card = saved.card
