@@ -205,7 +205,8 @@ class ClientState:
         round writes again.
         """
         self.set_group(prefix, tensors)
-        packed = save({name: t.cpu() for name, t in self.group(prefix).items()})
+        own = part_of(self.tensors, f"{prefix}/")  # copies: none share their memory
+        packed = save({name: t.cpu().contiguous() for name, t in own.items()})
         digest = hashlib.blake2b(packed, digest_size=16)
         self.values[prefix] = f"{HASHED}{digest.hexdigest()}"
 

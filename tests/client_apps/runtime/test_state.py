@@ -363,6 +363,16 @@ def test_hashes_tell_apart_names_shapes_dtypes_and_numbers() -> None:
     assert len(found) == len(contents)
 
 
+def test_a_hash_depends_neither_on_the_order_of_names_nor_on_strides() -> None:
+    rows, bias = torch.arange(6.0).view(2, 3), torch.ones(1)
+    first, second = ClientState(), ClientState()
+    first.set_hashed_group("g", {"rows": rows, "bias": bias})
+    second.set_hashed_group("g", {"bias": bias, "rows": rows.t().contiguous().t()})
+    assert first.values == second.values
+    second.set_hashed_group("g", {"a": rows, "b": rows})  # one memory, two tensors
+    assert set(second.group("g")) == {"a", "b"}
+
+
 def test_a_group_that_is_set_without_a_hash_has_none() -> None:
     state = hashed_state()
     state.set_group("prompts", {"0.w": torch.ones(1)})
