@@ -164,7 +164,7 @@ class ClientState:
                     f"{type(t).__name__}"
                 )
         kept = {k: v for k, v in self.tensors.items() if not k.startswith(start)}
-        if prefix in hashed_groups(self.values):
+        if str(self.values.get(prefix, "")).startswith(HASHED):
             del self.values[prefix]
         self.tensors = kept | {
             start + name: t.detach().clone() if is_copied else t.detach()
