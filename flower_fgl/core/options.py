@@ -30,6 +30,8 @@ __all__ += [
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+MOST_LISTED = 150
+"""Most names that an error lists whole; settings are fewer."""
 BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 """Bounds of :func:`option`, named as in ``operator``, and their signs."""
 BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
@@ -129,7 +131,10 @@ def kebab(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the closest name and the list: ``'Did you mean "a"? Known: a, b.'``."""
+    """Return the closest name and the list: ``'Did you mean "a"? Known: a, b.'``.
+
+    Of more than ``MOST_LISTED`` names, such as the nodes of a graph, it lists the first 20.
+    """
     names = sorted(known)
     # papers write "FedPG" and "FED-PUB", users "round" for "rounds"
     given = _letters(name)
@@ -145,7 +150,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = same or [lower[known] for known in found]
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     between = "; " if any("," in name for name in names) else ", "
-    return f"{hint}Known: {between.join(names)}."
+    if len(names) <= MOST_LISTED:
+        return f"{hint}Known: {between.join(names)}."
+    return f"{hint}Known: {between.join(names[:20])}, … ({len(names):,} in all)."
 
 
 def _letters(name: str) -> str:

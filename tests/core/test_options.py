@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import help_texts, option, parse_settings
+from flower_fgl.core.options import help_texts, nearest, option, parse_settings
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,10 @@ def test_settings_without_a_source_file_are_read(
     exec(text, vars(module))
     assert parse_settings(module.Made, {"mu": 1}).mu == 1.0
     assert help_texts(module.Made) == {"mu": ""}
+
+
+def test_an_error_lists_the_first_of_very_many_names() -> None:
+    nodes = [f"n{number:05d}" for number in range(30_000)]
+    text = nearest("n00012x", nodes)
+    assert text.startswith('Did you mean "n00012"? Known: n00000, n00001, ')
+    assert text.endswith("n00019, … (30,000 in all).")
