@@ -68,7 +68,9 @@ def make(
     """Write a run of three clients; the last client has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
     writer = RunWriter.create(
-        folder, config={**config, **(settings or {})}, sources={"lr": "user"}
+        folder,
+        config={**config, **(settings or {})},
+        sources={"lr": "user", "seed": "default"},
     )
     writer.append_clients(
         {
@@ -189,7 +191,9 @@ def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
     assert "370 kB sent to the server; 369 kB to the clients" in words
     assert "metrics to server 1.35 kB 450 B" in words
     assert "clients 120 ms 40 ms" in words
-    assert "lr 0.0125 user Settings that have their default" in words
+    assert (
+        "lr 0.0125 user Settings that have their default setting value seed 0" in words
+    )
     assert "3f2a" * 16 in words
     command = f"flower-fgl run {run.path / 'config.toml'} --clients 3 --engine local"
     assert command in words
