@@ -227,9 +227,9 @@ def test_the_distance_of_the_clients_encoders_is_drawn(
 
 
 def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
-    figure = plots.by_round(
-        [("a", [1, 2], [3.0, 4.0]), ("b", [2], [1.0])], ylabel="mean distance"
-    )
+    one = replace(curve("a"), distance_rounds=[1, 2], distance=[3.0, 4.0])
+    other = replace(curve("b"), distance_rounds=[2], distance=[1.0])
+    figure = plots.by_round([one, other])
     (panel,) = figure.axes
     assert [list(line.get_ydata()) for line in panel.lines] == [[3.0, 4.0], [1.0]]
     assert panel.get_ylim()[0] == 0
@@ -238,8 +238,9 @@ def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
 
 @pytest.mark.pictures
 def test_names_of_many_runs_leave_room_for_the_curves() -> None:
-    curves = [(f"run {k}", [1, 2], [0.4, 0.6]) for k in range(60)]
-    plots.to_svg(plots.by_round(curves, ylabel="distance"))  # fails on a warning
+    one = replace(curve("a"), distance_rounds=[1, 2], distance=[0.4, 0.6])
+    curves = [replace(one, label=f"run {k}") for k in range(60)]
+    plots.to_svg(plots.by_round(curves))  # fails on a warning
 
 
 @pytest.mark.thorough
@@ -929,8 +930,8 @@ def test_a_line_with_markers_but_without_numbers_is_drawn(missing: str) -> None:
     assert plots.to_svg(plots.convergence([empty, curve("b")]))
     column = replace(empty, columns={"unseen": [math.nan, math.nan]})
     assert plots.to_svg(plots.column_curves([column, column]))
-    lines = [("a", [1, 2], [math.nan, math.nan])]
-    assert plots.to_svg(plots.by_round(lines, ylabel="distance", looks=[look]))
+    far = replace(empty, distance_rounds=[1, 2], distance=[math.nan, math.nan])
+    assert plots.to_svg(plots.by_round([far]))
 
 
 def test_the_columns_of_one_run_share_a_panel_and_are_told_apart() -> None:

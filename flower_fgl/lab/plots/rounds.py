@@ -35,13 +35,13 @@ WIDE = 20
 
 @dataclass(frozen=True)
 class Curve:
-    """A score and the losses of one run by round, for :func:`convergence`.
+    """A score, the losses and other numbers of one run by round.
 
     ``val`` and ``test`` are pooled scores in the evaluated ``rounds``, NaN without
     nodes; ``columns`` those of other node sets by title; the spreads are standard
     deviations over the averaged runs. ``bytes`` (sent by all) and ``seconds`` count
-    from the start to each of ``rounds``. ``panel`` is the dataset, if a figure shows
-    several.
+    from the start to each of ``rounds``. ``distance`` is the mean one between uploaded
+    encoders. ``panel`` is the dataset, if a figure shows several.
     """
 
     label: str
@@ -56,6 +56,8 @@ class Curve:
     test_spread: Sequence[float] = ()
     bytes: Sequence[float] = ()
     seconds: Sequence[float] = ()
+    distance_rounds: Sequence[int] = ()
+    distance: Sequence[float] = ()
     look: Mapping[str, Any] = field(default_factory=dict)
     score: str = "accuracy"
     is_percent: bool = True
@@ -74,11 +76,8 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     deviation wide on each side. Losses of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
-    groups, looks, score = (
-        grouped(curves, lambda curve: curve.panel),
-        _looks(curves),
-        curves[0].score,
-    )
+    groups, looks = grouped(curves, lambda curve: curve.panel), _looks(curves)
+    score = curves[0].score
     titles = [first_upper(score)]
     if not is_single:
         titles = [f"{column} {score}" for column in ("Validation", "Test")]
@@ -212,31 +211,21 @@ def _draw_one(panels: Any, curve: Curve) -> None:
     loss.set_ylim(bottom=0)
 
 
-def by_round(
-    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]],
-    *,
-    ylabel: str,
-    looks: Sequence[Mapping[str, Any]] = (),
-    panels: Sequence[str] = (),
-) -> Figure:
-    """Draw a value by round, with name, rounds and values of each run."""
-    names = list(dict.fromkeys(name for name, _, _ in curves))
-    titles = list(panels) or [""] * len(curves)
-    groups = list(dict.fromkeys(titles))
-    has_legend = len(names) > 1
+def by_round(curves: Sequence[Curve]) -> Figure:
+    """Draw the mean distance between uploaded encoders by round."""
+    groups, looks = grouped(curves, lambda curve: curve.panel), _looks(curves)
+    has_legend = len(looks) > 1
     figure, grid, columns = panel_grid(
-        len(groups), names, (2.7, 0), has_legend=has_legend
+        len(groups), list(looks), (2.7, 0), has_legend=has_legend
     )
     lines: dict[str, Any] = {}
-    for number, ((name, rounds, values), title) in enumerate(
-        zip(curves, titles, strict=True)
-    ):
-        panel = grid[0, groups.index(title)]
-        dress(panel, xlabel="round", ylabel=ylabel, title=title)
-        look = looks[number] if looks else look_of(number)
-        lines[name] = draw_line(panel, rounds, values, {**line_of(rounds), **look})
-    for panel in grid[0]:
+    for panel, (title, group) in zip(grid[0], groups.items(), strict=True):
+        dress(panel, xlabel="round", ylabel="mean distance", title=title)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        for curve in group:
+            x = curve.distance_rounds
+            look = {**line_of(x), **looks[curve.label]}
+            lines[curve.label] = draw_line(panel, x, curve.distance, look)
         panel.set_ylim(bottom=0)
     if has_legend:
         legend_below(figure, lines, columns)

@@ -4,7 +4,6 @@ import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -121,44 +120,15 @@ def _by_line(lines: Sequence[Line], score: str, *, has_loss: bool = True) -> Pic
         pictures["convergence"] = plots.convergence(curves, has_loss=has_loss)
     if any(len(curve.rounds) > 1 for curve in curves):
         pictures["cost"] = plots.by_cost([curve for curve in curves if curve.rounds])
+    if measured := [curve for curve in curves if curve.distance_rounds]:
+        pictures["distance"] = plots.by_round(measured)
     settings: dict[str, list[plots.Curve]] = {}  # those with node sets of their own
     for line, curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
             settings.setdefault(numbers.setting_of(line.runs[0]), []).append(curve)
     for setting, group in settings.items():
         pictures[f"columns-{setting}"] = plots.column_curves(group)
-    return pictures | _distances(lines) | _costs(lines)
-
-
-def _distances(lines: Sequence[Line]) -> Pictures:
-    """Draw the distance between uploaded encoders by round, if the runs have it."""
-    curves, drawn = [], []
-    for line in lines:
-        known = [
-            _table(
-                {
-                    row["round"]: row["numbers"]["distance"]
-                    for row in run.rounds
-                    if "distance" in row.get("numbers", {})
-                },
-                ["distance"],
-            )
-            for run in line.runs
-        ]
-        mean, _ = _over_runs(known)
-        if len(mean):
-            curves.append((line.name, mean.index.tolist(), mean["distance"].tolist()))
-            drawn.append(line)
-    if not curves:
-        return {}
-    looks = [line.look for line in drawn]
-    figure = plots.by_round(
-        curves,
-        ylabel="mean distance",
-        looks=looks if all(looks) else (),
-        panels=[line.panel for line in drawn],
-    )
-    return {"distance": figure}
+    return pictures | _costs(lines)
 
 
 def _costs(lines: Sequence[Line]) -> Pictures:
@@ -200,18 +170,21 @@ def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
 
 
 def _curve(line: Line, score: str) -> plots.Curve:
-    """Average a score and the losses by round over the runs of a line."""
+    """Average scores, losses and distances by round over the runs of a line."""
     first, is_single = line.runs[0], len(line.runs) == 1
     every = [set(numbers.own_columns_of([run])) for run in line.runs]
     own = [c for c in numbers.own_columns_of([first]) if all(c in one for one in every)]
     tables = [_rounds_of(run, ["val", "test", *own], score) for run in line.runs]
-    (mean, spread), (loss, _) = map(_over_runs, zip(*tables, strict=True))
+    averages = map(_over_runs, zip(*tables, strict=True))
+    (mean, spread), (loss, _), (apart, _) = averages
     lists = mean.to_dict("list")
     return plots.Curve(
         label=line.name,
         rounds=mean.index.tolist(),
         loss_rounds=loss.index.tolist(),
         loss=loss["loss"].tolist(),
+        distance_rounds=apart.index.tolist(),
+        distance=apart["distance"].tolist(),
         best_round=first.best["round"] if is_single and first.best else None,
         columns={
             "seen graph"
@@ -231,13 +204,14 @@ def _curve(line: Line, score: str) -> plots.Curve:
 
 def _rounds_of(
     run: RunFolder, columns: Sequence[str], score: str
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return a score by node set, with the bytes and seconds since the start, and losses.
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return a score by node set, with the bytes and seconds since the start.
 
-    Both tables have a row for each training round that has them.
+    Further tables are the losses and the distances. Each has a row for each round that
+    has them.
     """
     scope = main_scope(run.rounds)
-    scored, losses = {}, {}
+    scored, losses, distances = {}, {}, {}
     sent, spent = 0, 0.0
     for row in run.rounds:
         sent += sum(sum(way.values()) for way in row.get("bytes", {}).values())
@@ -246,14 +220,15 @@ def _rounds_of(
             scores = [found.get(name, {}).get(score) for name in columns]
             scored[row["round"]] = [*scores, sent, spent]
         if row.get("phase") == "train" and row.get("loss") is not None:
-            losses[row["round"]] = row["loss"]
+            losses[row["round"]] = [row["loss"]]
+        if "distance" in row.get("numbers", {}):
+            distances[row["round"]] = [row["numbers"]["distance"]]
     titles = [*columns, "bytes", "seconds"]
-    return _table(scored, titles), _table(losses, ["loss"])
-
-
-def _table(rows: Mapping[int, Any], columns: Sequence[str]) -> pd.DataFrame:
-    """Return a table of numbers with a row for each round."""
-    return pd.DataFrame.from_dict(rows, "index", float, list(columns))
+    return (
+        pd.DataFrame.from_dict(scored, "index", float, titles),
+        pd.DataFrame.from_dict(losses, "index", float, ["loss"]),
+        pd.DataFrame.from_dict(distances, "index", float, ["distance"]),
+    )
 
 
 def _over_runs(runs: Sequence[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]:
