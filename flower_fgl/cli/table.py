@@ -12,7 +12,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import NO_SCORES
 from flower_fgl.lab.tables.cells import (
-    CELL_ENDINGS,
+    CELLS,
     DEFAULT_SUFFIX,
     Cell,
     cell_files,
@@ -20,6 +20,7 @@ from flower_fgl.lab.tables.cells import (
     write_cells,
 )
 from flower_fgl.lab.tables.compare import select_runs
+from flower_fgl.runs.files import ROUNDS
 
 __all__ = ["load_cells", "read_labels", "table"]
 
@@ -185,7 +186,7 @@ def load_cells(
     selected = []
     for text in texts:
         path = Path(text)
-        if path.suffix in CELL_ENDINGS or _is_cells_folder(path):
+        if path.suffix == CELLS or _is_cells_folder(path):
             cells += read_cells(path)
         else:
             selected += select_runs(text)
@@ -239,7 +240,7 @@ def _is_cells_folder(path: Path) -> bool:
     if any(path.glob("*/config.toml")):  # without a walk through all run folders
         return False
     names = {file.name for file in cell_files(path)}
-    return bool(names) and not names & {"summary.json", "study.json", "rounds.jsonl"}
+    return bool(names) and ROUNDS not in names
 
 
 def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[Cell]:

@@ -101,7 +101,7 @@ def tabulate_runs(
             used.add(folder.name)
         if file.is_file():
             experiment = replace(read_experiment(file), name=folder.name)
-            experiment = _with_study(experiment, folder)
+            _check_study(experiment, folder)
             found, missing = _planned_cells(experiment, file, members)
         else:
             found, missing = _unplanned_cells(folder.name, members)
@@ -244,21 +244,15 @@ def _tuning_of(experiment: Experiment, row: str) -> dict[str, Any]:
     }
 
 
-def _with_study(experiment: Experiment, folder: Path) -> Experiment:
-    """Add the tuned settings of the study beside the runs; reject another study."""
-    if not experiment.tuning:
-        return experiment
-    name = str(experiment.tuning["experiment"])
+def _check_study(experiment: Experiment, folder: Path) -> None:
+    """Reject runs whose settings are not those of the study beside their folder."""
+    name = str(experiment.tuning.get("experiment", ""))
     file = folder.parent / name / "tune" / "study.json"
-    if not file.is_file():
-        return experiment
+    if not name or not file.is_file():
+        return
     try:
         study = json.loads(read_text(file))
         found, digest = str(study["experiment"]), hash_of_study(study)
-        settings = {
-            row: list(entry["trials"][0]["settings"])
-            for row, entry in study["rows"].items()
-        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"{file} is damaged: {error}.") from error
     wanted = str(experiment.tuning["study"])
@@ -268,8 +262,6 @@ def _with_study(experiment: Experiment, folder: Path) -> Experiment:
             f"{file} is now study {digest[:12]} of {found}. Run the tuned file that "
             f"belongs to study {digest[:12]} with another output-dir, or move {file} away."
         )
-    # files of earlier versions do not name the tuned settings
-    return replace(experiment, tuning={"settings": settings, **experiment.tuning})
 
 
 def _unplanned_cells(

@@ -193,13 +193,13 @@ def test_folders_that_hold_no_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds a study, but no run folder"):
         invoke("table", tmp_path / "x")
     (tmp_path / "x" / "tune" / "study.json").unlink()
-    (tmp_path / "x" / "a.json").write_text("{}")
+    (tmp_path / "x" / "a.jsonl").write_text("{}")
     with pytest.raises(RunError, match="is no row of a results table"):
         invoke("table", tmp_path / "x")
 
 
 def test_wrong_rows_and_label_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+    path = tmp_path / "a.jsonl"
     path.write_text(make_row("local", [0.5, 0.6]).to_json())
     with pytest.raises(ConfigError, match=r'has no row "x"\. Its rows: local'):
         invoke("table", path, "--row", "x")
@@ -212,10 +212,10 @@ def test_wrong_rows_and_label_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ranks needs scores of several rows"):
         invoke("table", path, "--ranks", tmp_path / "x.svg", "--out", tmp_path / "x.md")
     assert not (tmp_path / "x.md").exists()
-    (tmp_path / "b.json").write_text(make_row("fedavg", [0.6, 0.7]).to_json())
+    (tmp_path / "b.jsonl").write_text(make_row("fedavg", [0.6, 0.7]).to_json())
     for row in ("local", "fedavg"):
         cell = make_row(row, [0.5, 0.6], dataset="other")
-        (tmp_path / f"other-{row}.json").write_text(cell.to_json())
+        (tmp_path / f"other-{row}.jsonl").write_text(cell.to_json())
     with pytest.raises(ConfigError, match="diagram needs tested ranks"):
         invoke(
             "table", tmp_path, "--ranks", tmp_path / "x.svg", "--out", tmp_path / "x.md"
@@ -224,7 +224,7 @@ def test_wrong_rows_and_label_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_ending_of_the_file_chooses_the_format(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+    path = tmp_path / "a.jsonl"
     path.write_text(make_row("local", [0.5, 0.6]).to_json())
     for name, begin in (("x.html", "<"), ("x.csv", "experiment,"), ("x.txt", "|")):
         assert invoke("table", path, "--out", tmp_path / name).exit_code == 0
@@ -241,7 +241,7 @@ def test_the_diagram_of_the_ranks_is_drawn(tmp_path: Path) -> None:
     for k, dataset in enumerate("abcde"):
         for gap, row in enumerate(("one", "two", "three")):
             cell = make_row(row, [0.5 + 0.1 * gap + 0.01 * k] * 2, dataset=dataset)
-            (tmp_path / f"{dataset}-{row}.json").write_text(cell.to_json())
+            (tmp_path / f"{dataset}-{row}.jsonl").write_text(cell.to_json())
     picture = tmp_path / "x.svg"
     done = invoke("table", tmp_path, "--layout", "overview", "--ranks", picture)
     assert "Average ranks over 5 datasets: three 1.00" in done.stdout
@@ -260,7 +260,7 @@ def test_a_number_of_nodes_is_no_score(tmp_path: Path) -> None:
     cell = make_row("local", [0.5, 0.6])
     scores = {"own": {"test": {"accuracy": 0.5, "num_nodes": 30}}}
     draws = [replace(draw, scores=scores) for draw in cell.draws]
-    (tmp_path / "a.json").write_text(replace(cell, draws=draws).to_json())
+    (tmp_path / "a.jsonl").write_text(replace(cell, draws=draws).to_json())
     known = r"Known: accuracy, bytes, bytes_down, bytes_up, seconds\."
     with pytest.raises(ConfigError, match=f'--metric "num_nodes" is no score. {known}'):
         invoke("table", tmp_path, "--metric", "num_nodes")

@@ -191,8 +191,7 @@ def test_tuned_settings_of_another_study_are_refused(tmp_path: Path) -> None:
     write_study(tmp_path / "first" / "tune", 0.5)
     content = '[["a, reset", 0, [["lr", 0.01]], 0.5]]'
     digest = hashlib.sha256(content.encode()).hexdigest()
-    tuning = TUNING.format(study=digest).split("[tuning.settings]")[0]
-    write_runs(tmp_path / "x", FILE + tuning)
+    write_runs(tmp_path / "x", FILE + TUNING.format(study=digest))
     cells, _ = tabulate_runs(select_runs(str(tmp_path / "x")))
     assert cells[0].tuning["trials"] == 3
     assert cells[0].tuning["settings"] == ["lr"]

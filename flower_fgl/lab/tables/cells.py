@@ -30,8 +30,8 @@ from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
-__all__ = ["CELL_ENDINGS", "DEFAULT_SUFFIX", "MODELS", "NO_RESULT", "PLACE", "Cell"]
-__all__ += ["Draw", "cell_files", "describe_published", "describe_trials", "make_cell"]
+__all__ = ["CELLS", "DEFAULT_SUFFIX", "MODELS", "NO_RESULT", "PLACE", "Cell", "Draw"]
+__all__ += ["cell_files", "describe_published", "describe_trials", "make_cell"]
 __all__ += ["read_cells", "write_cells"]
 
 PLACE = (
@@ -59,8 +59,8 @@ clients' personalized model, after fine-tuning if the run has it."""
 DEFAULT_SUFFIX = ", default"
 """End of the name of a row that has the settings before tuning."""
 FORMAT = 1
-CELL_ENDINGS = (".json", ".jsonl")
-"""Endings of files of cells."""
+CELLS = ".jsonl"
+"""Ending of a file of cells, one in each line."""
 NO_RESULT = {
     "seed",
     "partition-seed",
@@ -245,20 +245,21 @@ def _check_cell(cell: Cell) -> None:
         raise ValueError(f'"tuning" lacks {", ".join(sorted(lacking))}')
     for value in cell.published.values():
         most = math.inf if cell.target else 100
-        _check_number(value, most, "a published value")
+        _check_number(value, 0, most, "a published value")
     if not cell.draws:
         raise ValueError("it has no draw")
     if len({draw.key for draw in cell.draws}) < len(cell.draws):
         raise ValueError("a draw is there twice")
     for draw in cell.draws:
-        _check_number(draw.seconds, math.inf, '"seconds"')
+        _check_number(draw.seconds, 0, math.inf, '"seconds"')
         for model, columns in draw.scores.items():
             for column, scores in columns.items():
                 for metric, value in scores.items():
                     is_open = kind_of_score(metric).is_lower or metric == "num_nodes"
+                    least = -math.inf if metric in SIGNED else 0
                     most = math.inf if is_open else 1
                     name = f"{metric} of {model}, {column},"
-                    _check_number(value, most, name, may_be_negative=metric in SIGNED)
+                    _check_number(value, least, most, name)
 
 
 def _check_types(part: Any, name: str) -> None:
@@ -270,14 +271,11 @@ def _check_types(part: Any, name: str) -> None:
             raise ValueError(f'"{entry.name}" of {name} cannot be {value!r}')
 
 
-def _check_number(
-    value: Any, most: float, name: str, *, may_be_negative: bool = False
-) -> None:
-    """Reject what is no finite number between 0 and a bound."""
+def _check_number(value: Any, least: float, most: float, name: str) -> None:
+    """Reject what is no finite number between two bounds."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    size = min(abs(value), most) if is_number and may_be_negative else value
-    if not is_number or not 0 <= size <= most or value == math.inf or value > most:
-        bounds = f"between 0 and {most}" if most < math.inf else "of 0 or more"
+    if not is_number or not math.isfinite(value) or not least <= value <= most:
+        bounds = f"between {least} and {most}" if most < math.inf else "of 0 or more"
         raise ValueError(f"{name} must be a number {bounds}, got {value!r}")
 
 
@@ -483,7 +481,7 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> dict[Path, list[Cell]]:
     """
     found: dict[Path, dict[tuple[Any, ...], Cell]] = {}
     for cell in cells:
-        path = folder / f"{in_folder_name(cell.experiment)}.jsonl"
+        path = folder / f"{in_folder_name(cell.experiment)}{CELLS}"
         rows = found.setdefault(path, {})
         if (key := (cell.row, cell.place_key)) in rows:
             raise RunError(
@@ -509,10 +507,7 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> dict[Path, list[Cell]]:
 
 
 def read_cells(path: Path) -> list[Cell]:
-    """Read the cells of a file, or of a folder and the folders in it.
-
-    A ``.jsonl`` file holds a cell per line, a ``.json`` file of an earlier version one.
-    """
+    """Read the cells of a file, or of a folder and the folders in it."""
     files = [path] if path.is_file() else cell_files(path)
     if not files:
         raise RunError(
@@ -520,11 +515,7 @@ def read_cells(path: Path) -> list[Cell]:
         )
     out = []
     for file in files:
-        text = read_text(file)
-        if file.suffix != ".jsonl":
-            out.append(Cell.from_json(text, str(file)))
-            continue
-        lines = [line for line in text.split("\n") if line]
+        lines = [line for line in read_text(file).split("\n") if line]
         out += [
             Cell.from_json(line, f"{file}, line {number},")
             for number, line in enumerate(lines, start=1)
@@ -534,7 +525,7 @@ def read_cells(path: Path) -> list[Cell]:
 
 def cell_files(folder: Path) -> list[Path]:
     """Return the files below a folder that may hold cells."""
-    return sorted(file for end in CELL_ENDINGS for file in folder.rglob(f"*{end}"))
+    return sorted(folder.rglob(f"*{CELLS}"))
 
 
 def describe_published(value: float) -> str:

@@ -138,20 +138,19 @@ def test_rows_that_are_not_written_now_are_kept_and_returned(tmp_path: Path) -> 
     assert [cell.to_json() for cell in read_cells(path)] == expected
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    cell = make_row("a\u2028b", [0.5])
-    (tmp_path / "x").mkdir()
-    table = json.loads(cell.to_json())
-    (tmp_path / "x" / "a.json").write_text(json.dumps(table, indent=1))
-    write_cells([make_row("a\u2028b", [0.6])], tmp_path)
-    assert next(c.draws for c in read_cells(tmp_path)) == cell.draws
-    assert len(read_cells(tmp_path)) == 2
+def test_a_line_ends_only_where_a_cell_ends(tmp_path: Path) -> None:
+    cell = make_row("a\u2028b", [0.6])
+    write_cells([cell], tmp_path)
+    assert read_cells(tmp_path) == [cell]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "x.json is damaged or was edited: Expecting property name.* Write it"),
+        (
+            "{",
+            "x.jsonl, line 1, is damaged or was edited: Expecting property name.* Write it",
+        ),
         ("[]", "is no row of a results table in JSON. Pass files"),
         ('{"status": "completed"}', "is no row of a results table"),
         ('{"format": 2}', "format that this version cannot read. Update"),
@@ -161,7 +160,7 @@ def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_cell_is_refused(
     text: str, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(RunError, match=message):
         read_cells(tmp_path)
     with pytest.raises(RunError, match="holds no cells"):
@@ -190,6 +189,7 @@ def scores_of(table: dict[str, Any]) -> dict[str, Any]:
             lambda t: scores_of(t).update(accuracy=81.65),
             "number between 0 and 1, got 81",
         ),
+        (lambda t: scores_of(t).update(r2=-math.inf), "number between -inf and 1, got"),
         (lambda t: scores_of(t).update(accuracy="0.8"), "between 0 and 1, got '0.8'"),
         (lambda t: scores_of(t).update(accuracy=True), "between 0 and 1, got True"),
         (
@@ -232,7 +232,7 @@ def test_a_cell_has_more_digits_than_a_table(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_said_once(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"format": 2}')
+    (tmp_path / "x.jsonl").write_text('{"format": 2}')
     with pytest.raises(RunError) as caught:
         read_cells(tmp_path)
     assert "is damaged" not in str(caught.value)
