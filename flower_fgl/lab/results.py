@@ -25,6 +25,7 @@ from flower_fgl.lab.tables.compare import (
     select_runs,
 )
 from flower_fgl.lab.tables.statistics import Comparison
+from flower_fgl.runs.files import grouped
 from flower_fgl.runs.run import RunFolder
 
 if TYPE_CHECKING:
@@ -222,7 +223,6 @@ class Run(RunFolder):
         return found.to_frame()
 
     def _repr_html_(self) -> str:
-        """Return the results as an HTML table, for notebooks."""
         titles, rows = self.scores()
         below = [*self.owner_lines(), *self.failures(), f"Run folder: {self.path}"]
         above, below = (
@@ -278,11 +278,8 @@ class RunSet(Sequence[Run]):
 
     def by_method(self) -> dict[str, RunSet]:
         """Return the runs of each method, by its name."""
-        names = dict.fromkeys(str(run.summary["method"]) for run in self)
-        return {
-            name: RunSet([run for run in self if run.summary["method"] == name])
-            for name in names
-        }
+        methods = grouped(self, lambda run: str(run.summary["method"]))
+        return {name: RunSet(runs) for name, runs in methods.items()}
 
     def to_frame(self, per: str = "run") -> pd.DataFrame:
         """Return the scores of all runs as one tidy data frame.
@@ -444,7 +441,6 @@ class RunSet(Sequence[Run]):
         return self.table() if self._runs else "no runs"
 
     def _repr_html_(self) -> str:
-        """Return one row per run as an HTML table, for notebooks."""
         return str(self._table().to_html(index=False)) if self._runs else "no runs"
 
 
@@ -510,7 +506,6 @@ def compare(
 
 
 def _runs(side: str | Path | RunFolder | Sequence[RunFolder]) -> Sequence[RunFolder]:
-    """Return the runs of one side of a comparison."""
     if isinstance(side, str | Path):
         return select_runs(str(side))
     if isinstance(side, RunFolder):
@@ -526,7 +521,6 @@ def _runs(side: str | Path | RunFolder | Sequence[RunFolder]) -> Sequence[RunFol
 
 
 def _picture(pictures: Mapping[str, Figure], name: str) -> Figure:
-    """Return a picture by name."""
     if name not in pictures:
         raise ConfigError(
             f'There is no picture "{name}" of these runs. {nearest(name, pictures)}'

@@ -27,42 +27,36 @@ Line = tuple[Hashable, ...]
 
 def frame_of_cells(cells: Iterable[Cell]) -> pd.DataFrame:
     """Return the tidy frame of cells; ``place`` is their :meth:`Cell.place_key`."""
-
-    def lines() -> Iterator[Line]:
-        for cell in cells:
-            for draw in cell.draws:
-                which = (draw.partition, draw.partition_seed, draw.seed)
-                sent = draw.bytes_up, draw.bytes_down
-                for name, cost in zip(
-                    COSTS, (sum(sent), *sent, draw.seconds), strict=True
-                ):
-                    yield cell.place_key, cell.row, "", *which, "", name, float(cost)
-                yield from _lines(cell.place_key, cell.row, which, draw.scores)
-
-    return _frame(lines())
+    lines: list[Line] = []
+    for cell in cells:
+        for draw in cell.draws:
+            which = (draw.partition, draw.partition_seed, draw.seed)
+            up, down = draw.bytes_up, draw.bytes_down
+            costs = dict(zip(COSTS, (up + down, up, down, draw.seconds), strict=True))
+            lines += _lines(cell.place_key, cell.row, which, {"": {"": costs}})
+            lines += _lines(cell.place_key, cell.row, which, draw.scores)
+    return _frame(lines)
 
 
 def frame_of_runs(
     runs: Iterable[tuple[Hashable, Hashable, RunFolder]],
 ) -> pd.DataFrame:
     """Return the tidy frame of runs, each with its ``place`` and ``row``."""
-
-    def lines() -> Iterator[Line]:
-        for place, row, run in runs:
-            summary = run.summary
-            which = (
-                str(summary.get("partition_sha256") or ""),
-                run.config.get("partition-seed", 0),
-                summary.get("seed", 0),
-            )
-            models = {
-                "own": run.final,
-                "global": summary.get("global", {}).get("best"),
-                "before": run.best if summary.get("finetuned") else None,
-            }
-            yield from _lines(place, row, which, models)
-
-    return _frame(lines())
+    lines: list[Line] = []
+    for place, row, run in runs:
+        summary = run.summary
+        which = (
+            str(summary.get("partition_sha256") or ""),
+            run.config.get("partition-seed", 0),
+            summary.get("seed", 0),
+        )
+        models = {
+            "own": run.final,
+            "global": summary.get("global", {}).get("best"),
+            "before": run.best if summary.get("finetuned") else None,
+        }
+        lines += _lines(place, row, which, models)
+    return _frame(lines)
 
 
 def _lines(
@@ -79,7 +73,7 @@ def _lines(
                         yield place, row, model, *which, column, name, float(value)
 
 
-def _frame(lines: Iterator[Line]) -> pd.DataFrame:
+def _frame(lines: list[Line]) -> pd.DataFrame:
     """Return lines as a frame."""
     return pd.DataFrame(lines, columns=[*KEYS[:3], *DRAW, *KEYS[3:], "value"])
 

@@ -22,7 +22,6 @@ MIN_BLOCKS = 5
 FEW_BLOCKS = 10
 """Up to this number of datasets, Friedman's p-value is a rough approximation."""
 MIN_ROWS = 3
-PICTURES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -91,17 +90,13 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
 
 
 def draw_ranks(ranks: Ranks, path: Path) -> Path:
-    """Draw the critical-difference diagram as SVG, PNG or PDF; return its file.
+    """Draw the critical-difference diagram, as SVG by default; return its file.
 
     Raises a ConfigError if the ranks are not testable, or scikit-posthocs is not
-    installed.
+    installed, and a RunError if the file cannot be written.
     """
     if not path.suffix:
         path = path.with_name(f"{path.name}.svg")
-    if path.suffix.lower() not in PICTURES:
-        raise ConfigError(
-            f"{path} has none of the endings {', '.join(PICTURES)}. Use one of them."
-        )
     if ranks.p_values is None:
         raise ConfigError(
             f"A critical-difference diagram needs tested ranks: {ranks.why_not}."

@@ -244,15 +244,13 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 
     NaN stands for comparisons that cannot be tested, which do not count.
     """
-    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
-    places.sort(key=lambda place: p_values[place])
-    out = [math.nan] * len(p_values)
+    import numpy as np
+    import pandas as pd
+
     # statsmodels has it too, but visits all objects of the process in every call
-    least = 0.0
-    for rank, place in enumerate(places):
-        least = max(least, (len(places) - rank) * p_values[place])
-        out[place] = min(least, 1.0)
-    return out
+    found = pd.Series(p_values, dtype=float).dropna().sort_values()
+    adjusted = (found * np.arange(len(found), 0, -1)).cummax().clip(upper=1.0)
+    return list(adjusted.reindex(range(len(p_values))))
 
 
 def compare_all(found: Sequence[Comparison]) -> list[Comparison]:
