@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import active_children, spawn
 from pathlib import Path
 from typing import Any
@@ -341,7 +342,8 @@ def test_a_process_that_dies_fails_its_run_only(tmp_path: Path) -> None:
         for name, rounds in (("killed", 2000), ("next", 2))
     ]
     watcher = Died()
-    errors = jobs_module._run_all(jobs, watcher, jobs_module._run, 1)
+    run = partial(jobs_module._run, engine="local", workers=1)
+    errors = jobs_module._run_all(jobs, watcher, run, 1)
     assert list(errors) == ["killed"]
     assert "exit status -9" in errors["killed"]
     assert watcher.ended["next"] == ""

@@ -325,7 +325,8 @@ def run_jobs(
     check_jobs(side_by_side, engine, workers, client_gpus)
     _obtain_data(jobs)
     if side_by_side > 1:
-        return _run_all(jobs, watcher, _run, min(side_by_side, len(jobs)))
+        run = partial(_run, engine="local", workers=1)
+        return _run_all(jobs, watcher, run, min(side_by_side, len(jobs)))
     run = partial(_run, engine=engine, workers=workers, client_gpus=client_gpus)
     return _run_all(jobs, watcher, run, 0)
 
@@ -358,16 +359,12 @@ def _obtain_data(jobs: Sequence[Job]) -> None:
 
 
 def _run(job: Job, send: Send, **how: Any) -> str:
-    """Run one job, send its rounds and notes, and return its error, empty if completed.
-
-    It runs in this process unless ``how`` says otherwise.
-    """
+    """Run one job, send its rounds and notes, and return its error, empty if completed."""
     # loads torch, which the process that starts the others does not need
     from flower_fgl.simulation.run import run_one
 
     with logged_to(partial(send, "note")):
         try:
-            how = how or {"engine": "local", "workers": 1}
             run_one(job.settings, on_round=partial(send, "round"), **how)
         except FglError as error:
             return str(error)

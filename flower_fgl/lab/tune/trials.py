@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from flower_fgl.core.options import Scalar
 from flower_fgl.lab.experiments.jobs import Job, Send, WorkerPool
@@ -102,7 +102,7 @@ def _outcome(run: RunFolder, seconds: float) -> Outcome:
     return Outcome(float(score), int(scores["round"]), sent, seconds, "", diverged)
 
 
-class TrialProcesses:
+class TrialProcesses(WorkerPool):
     """A fixed number of processes that run trials; one job runs in this process.
 
     A trial whose process died runs once more, when no other trial is active. If its
@@ -111,41 +111,33 @@ class TrialProcesses:
     """
 
     def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:
-        self._jobs, self._on_note = jobs, on_note
-        self._pool = WorkerPool(_run_in_worker, self._receive, jobs if jobs > 1 else 0)
+        super().__init__(_run_in_worker, self._note, jobs if jobs > 1 else 0)
+        self._on_note = on_note
         self._keys: dict[str, Any] = {}
         self._done: list[tuple[Any, Outcome]] = []
         self._again: list[Job] = []
         self._repeated: set[str] = set()
 
-    def __enter__(self) -> Self:
-        self._pool.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._pool.__exit__(*error)
-
     @property
     def has_room(self) -> bool:
         """Whether another trial can start now."""
-        busy = self._pool.num_busy + len(self._done)
-        return not self._again and busy < self._jobs
+        return not self._again and not self._done and super().has_room
 
     def submit(self, key: Any, settings: Mapping[str, Scalar], folder: Path) -> None:
-        """Start a trial if :attr:`has_room` is true; :meth:`wait` returns its ``key``."""
+        """Start a trial if there is room; :meth:`outcomes` returns its ``key``."""
         self._keys[folder.name] = key
-        self._pool.start(Job(folder.name, {**settings, "run-dir": str(folder)}))
+        self.start(Job(folder.name, {**settings, "run-dir": str(folder)}))
 
-    def wait(self) -> list[tuple[Any, Outcome]]:
+    def outcomes(self) -> list[tuple[Any, Outcome]]:
         """Wait until at least one trial has ended; return the keys and outcomes."""
-        while not self._done and (self._pool.num_busy or self._again):
-            if not self._pool.num_busy:
-                self._pool.start(self._again.pop(0))
-            self._pool.wait()
+        while not self._done and (self.num_busy or self._again):
+            if not self.num_busy:
+                self.start(self._again.pop(0))
+            self.wait()
         out, self._done = self._done, []
         return out
 
-    def _receive(self, job: Job, kind: str, content: Any) -> None:
+    def _note(self, job: Job, kind: str, content: Any) -> None:
         """Note the outcome of a trial; run it again if its process died."""
         if kind == "hold":
             if self._on_note is not None:
@@ -165,5 +157,4 @@ class TrialProcesses:
 
 
 def _run_in_worker(job: Job, _: Send) -> Outcome:
-    """Run one trial."""
     return run_trial(job.settings, Path(str(job.settings["run-dir"])))

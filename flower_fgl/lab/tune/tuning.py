@@ -243,7 +243,7 @@ def _run_studies(
             seeds = dict.fromkeys(REPLICATES, draw)
             settings = {**study.row.settings, **trial.settings, **seeds}
             processes.submit(key, settings, running / place)
-        ended = processes.wait()
+        ended = processes.outcomes()
         if not ended:
             return
         for (study, trial, draw), outcome in ended:
@@ -444,7 +444,6 @@ class RowStudy:
         return nearest_point(self.row.space, self.row.default, settings)
 
     def _seed(self, begin: int) -> int:
-        """Return the seed of a batch."""
         text = f"{self.seed}/{self.row.name}/{begin}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
 

@@ -727,7 +727,7 @@ def test_a_process_runs_a_trial_while_another_is_killed(
         assert not processes.has_room
         found: dict[str, Outcome] = {}
         while len(found) < 2:
-            found |= dict(processes.wait())
+            found |= dict(processes.outcomes())
         assert processes.has_room
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
@@ -746,7 +746,7 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
         "from flower_fgl.lab.tune.trials import TrialProcesses\n"
         "with TrialProcesses(2) as processes:\n"
         f"    processes.submit('trial', {settings}, Path('trial'))\n"
-        "    list(processes.wait())\n"
+        "    list(processes.outcomes())\n"
     )
     study = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -778,7 +778,7 @@ def test_a_process_that_ended_by_itself_is_no_lack_of_memory(
     )
     with TrialProcesses(2) as processes:
         processes.submit("trial", {}, tmp_path / "trial")
-        assert processes.wait() == [("trial", Outcome(None, error=ENDED.format(3)))]
+        assert processes.outcomes() == [("trial", Outcome(None, error=ENDED.format(3)))]
 
 
 @pytest.mark.parametrize(
@@ -812,7 +812,7 @@ def test_trials_side_by_side_share_the_memory(
         while len(found) < 6:
             while keys and processes.has_room:
                 processes.submit(key := keys.pop(0), {}, tmp_path / f"plain-{key}")
-            found |= dict(processes.wait())
+            found |= dict(processes.outcomes())
     assert set(found.values()) == {Outcome(0.5)}
     assert most == [at_once]
     assert len(notes) == bool(why)  # one line, whatever the number of trials
@@ -845,8 +845,8 @@ def test_a_trial_whose_process_died_runs_once_more_alone(
         while len(found) < 7:
             while keys and processes.has_room:
                 processes.submit(key := keys.pop(0), {}, tmp_path / f"trial-{key}")
-            found += processes.wait()
-        assert processes.wait() == []
+            found += processes.outcomes()
+        assert processes.outcomes() == []
     assert sorted(key for key, _ in found) == list(range(7))
     failed = Outcome(None, error=KILLED)
     expected = {key: Outcome(0.5) for key in range(7)}
@@ -885,14 +885,14 @@ def test_an_idle_process_that_was_killed_is_replaced(
     monkeypatch.setattr(trials, "run_trial", lambda *_: Outcome(0.5))
     with TrialProcesses(2) as processes:
         processes.submit("one", {}, tmp_path / "one")
-        assert processes.wait() == [("one", Outcome(0.5))]
-        (before,) = processes._pool._workers
+        assert processes.outcomes() == [("one", Outcome(0.5))]
+        (before,) = processes._workers
         with socket.socket(fileno=os.dup(before.connection.fileno())) as pipe:
             pipe.shutdown(socket.SHUT_RDWR)  # ends the thread
         wait_until(lambda: not before.process.is_alive(), 10)
         processes.submit("two", {}, tmp_path / "two")
-        assert processes.wait() == [("two", Outcome(0.5))]
-        (after,) = processes._pool._workers
+        assert processes.outcomes() == [("two", Outcome(0.5))]
+        (after,) = processes._workers
         assert after is not before
         assert not processes._repeated
 
