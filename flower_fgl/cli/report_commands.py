@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from flower_fgl.cli.arguments import NodeSet, RunFolders, console, make_table, show
-from flower_fgl.cli.table import reject_no_score
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.report.numbers import cost_until, selecting_metric
 from flower_fgl.lab.tables.compare import (
@@ -47,9 +46,8 @@ def report(
 ) -> None:
     """Write an HTML report of one or several runs."""
     found = [run for text in runs for run in select_runs(text)]
-    # loads matplotlib: the run folders are read first
     from flower_fgl.lab.report.page import write_report
-    from flower_fgl.lab.tabulate import order_runs  # loads pandas
+    from flower_fgl.lab.tabulate import order_runs
 
     nodes = None
     if client:
@@ -58,7 +56,6 @@ def report(
                 f"--client draws the nodes of a single run, got {len(found)} runs. Give "
                 "one run folder."
             )
-        # loads torch, which no other picture needs
         from flower_fgl.cli.embeddings import embedding_figure
 
         nodes = embedding_figure(found[0], client)
@@ -81,7 +78,6 @@ def embeddings(
     Shows training, test and synthetic nodes on their first two principal components.
     """
     RunFolder.load(run)
-    # loads torch: a folder that holds no run is reported first
     from flower_fgl.cli.embeddings import draw_embeddings
 
     path = draw_embeddings(run, client, out)
@@ -102,7 +98,6 @@ def compare(
         help="accuracy, macro_f1, auroc, …; by default the score that selects the "
         "round (accuracy or auroc), and mean_accuracy for few-shot runs. With "
         "--per-owner it is auroc only if every owner has one.",
-        show_default=False,
     ),
     per_owner: bool = typer.Option(
         False, "--per-owner", help="Show what each owner gains from A to B."
@@ -114,31 +109,28 @@ def compare(
     pairs. The command also tells whether the methods are tied within one point, and how
     large a difference the runs could have shown.
     """
-    sides = {"A": select_runs(one), "B": select_runs(other)}
-    every = [run for runs in sides.values() for run in runs]
-    reject_no_score("--metric", metric, [run.final or {} for run in every], column)
+    sides = select_runs(one), select_runs(other)
+    every = [run for runs in sides for run in runs]
     default = common_metric(every)
     if per_owner:
         # an owner has no AUROC if its items are of one class, and no mean over clients
         is_plain = default in ("accuracy", "mean_accuracy")
         default = "accuracy" if is_plain else owner_metric(every, column)
-        _show_owners(sides["A"], sides["B"], column, metric or default)
+        _show_owners(*sides, column, metric or default)
         return
     metric = metric or default
-    found = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
-    names = next(iter(found.values())).names
+    found = compare_runs(*sides, column=column, metric=metric)
+    rows = dict(zip(next(iter(found.values())).names, sides, strict=True))
     for place, result in found.items():
         if len(found) > 1:
             show(f"{place}:")
         title = result.scale.title if result.scale.is_error else metric
         title += "" if result.scale.kind.has_units else ", %"
         table = make_table("runs", f"{column} {title}", "not completed")
-        for name, runs, scores in zip(
-            names, sides.values(), (result.one, result.other), strict=True
-        ):
+        for name, scores in zip(rows, (result.one, result.other), strict=True):
             pending = [
                 run.path.name
-                for run in runs
+                for run in rows[name]
                 if run.status != "completed" and place_name(run) == place
             ]
             table.add_row(name, result.scale.show_mean(scores), ", ".join(pending))
@@ -156,13 +148,12 @@ def compare(
             "partition, split and model together."
         )
     paired = sum(len(result.one) for result in found.values())
-    for name, runs in zip(names, sides.values(), strict=True):
+    for name, runs in rows.items():
         if number := sum(run.status == "completed" for run in runs) - paired:
             show(
                 f"Warning: {number} of the completed runs of {name} are left out: no run "
                 "of the other side has the same dataset, partition, clients and seed."
             )
-    rows = dict(zip(names, sides.values(), strict=True))
     _show_finetuned(rows)
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
     versions = mixed_versions({str(run.path): run.environment for run in every})
@@ -219,7 +210,6 @@ def reach(
         "",
         help="accuracy, macro_f1, auroc, …; by default the score that selects the "
         "run's best round.",
-        show_default=False,
     ),
 ) -> None:
     """Show the cost of runs until they reach a score.
@@ -228,7 +218,6 @@ def reach(
     AUROC or RMSE where runs are selected by it.
     """
     found = [run for text in runs for run in select_runs(text)]
-    reject_no_score("--metric", metric, [run.best or {} for run in found], column)
     names = {metric or selecting_metric(run) for run in found}
     if len(names) > 1:
         raise ConfigError(

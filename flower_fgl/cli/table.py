@@ -1,16 +1,12 @@
 """The ``table`` command: results of experiments as a table that can be cited."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from flower_fgl.cli.arguments import encodable, show
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import NO_SCORES
 from flower_fgl.lab.tables.cells import (
     CELLS,
     DEFAULT_SUFFIX,
@@ -45,7 +41,6 @@ def table(
         "",
         help="markdown, latex, csv or html. By default that of the file's ending "
         "(.md, .txt, .tex, .csv, .html) with --out, else markdown.",
-        show_default=False,
     ),
     layout: str = typer.Option(
         "",
@@ -53,7 +48,6 @@ def table(
         "overview: one column per dataset; summary: ranks, counts of verdicts, costs; "
         "owners: one column per natural owner, and its gain. By default full, and "
         "overview in LaTeX, which fits a page.",
-        show_default=False,
     ),
     column: str = typer.Option("test", help="Node set: test, unseen, …"),
     metric: str = typer.Option(
@@ -61,7 +55,6 @@ def table(
         help="accuracy, macro_f1, worst_accuracy, auroc, auprc, …; or bytes, seconds. "
         "By default the score that selects the round: accuracy or auroc; "
         "mean_accuracy for few-shot runs.",
-        show_default=False,
     ),
     against: str = typer.Option(
         "", help="Row or method to compare all rows with (default: local, if there)."
@@ -82,7 +75,6 @@ def table(
         "",
         help="Validation score that selects each run's round: auroc, mean_auroc, … By "
         "default the runs' own.",
-        show_default=False,
     ),
     experiments: list[Path] | None = typer.Option(
         None,
@@ -122,15 +114,11 @@ def table(
         found, _ = complete_rows(found)
         shown, skipped = complete_rows(shown, draws)
         missing = [*missing, *skipped]
-    # loads scipy for the tests: the run folders are read first
-    from flower_fgl.lab.tables.frame import COSTS
     from flower_fgl.lab.tables.ranks import draw_ranks
     from flower_fgl.lab.tables.results_table import ResultsTable
     from flower_fgl.lab.tables.table_formats import format_table
     from flower_fgl.runs.writer import replace_file
 
-    every = [s for c in shown for d in c.draws for s in d.scores.values()]
-    reject_no_score("--metric", metric, every, column, COSTS)
     made = ResultsTable(
         shown,
         column=column,
@@ -195,9 +183,6 @@ def load_cells(
             f"--select {select} needs run folders: a cell holds one round of each draw."
         )
     if select:
-        rounds = [row for run in selected for row in run.rounds]
-        every = [s for row in rounds for s in row.get("metrics", {}).values()]
-        reject_no_score("--select", select, every, "val")
         selected = [run.selected_by(select) for run in selected]
     if selected:
         # loads the experiments' code, which cells do not need
@@ -206,31 +191,6 @@ def load_cells(
         made, notes = tabulate_runs(selected, experiments)
         cells += made
     return cells, notes
-
-
-def reject_no_score(
-    option: str,
-    metric: str,
-    scored: Iterable[Mapping[str, Any]],
-    column: str,
-    others: Iterable[str] = (),
-) -> None:
-    """Reject a value of ``option`` that is no score, one of :data:`NO_SCORES`.
-
-    ``scored`` holds scores by node set and name, ``others`` what else the option
-    accepts.
-    """
-    if metric in NO_SCORES:
-        scores = {
-            name
-            for columns in scored
-            for name, value in columns.get(column, {}).items()
-            if value is not None
-        }
-        raise ConfigError(
-            f'{option} "{metric}" is no score. '
-            f"{nearest(metric, (scores | set(others)) - NO_SCORES)}"
-        )
 
 
 def _is_cells_folder(path: Path) -> bool:

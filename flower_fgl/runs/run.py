@@ -13,6 +13,7 @@ from typing import Any, Self
 from flower_fgl.core.errors import RunError, refuse
 from flower_fgl.core.score_names import (
     EXTRA_SCORES,
+    NO_SCORES,
     NUMBER_SCORES,
     SETTING_COLUMNS,
     ScoreScale,
@@ -181,7 +182,7 @@ class RunFolder:
         """
         scored = [row for row in self.rounds if is_scored(row)]
         chosen = select_round(scored, main_scope(scored), metric)
-        if chosen["selection"] != "validation":
+        if metric in NO_SCORES or chosen["selection"] != "validation":
             raise RunError(
                 f'{self.path} has no validation score "{metric}" to select a round by. Use '
                 "accuracy, macro_f1, auroc for owners and links, or rmse for numbers."

@@ -251,7 +251,7 @@ def test_the_diagram_of_the_ranks_is_drawn(tmp_path: Path) -> None:
     assert f"Picture: {tmp_path / 'r.svg'}" in " ".join(done.stdout.split())
     assert not (tmp_path / "r.png").exists()
     words = ["--ranks", tmp_path / "r.foo", "--out", tmp_path / "x.md"]
-    with pytest.raises(ConfigError, match=r"r\.foo has none of the endings \.svg, "):
+    with pytest.raises(RunError, match=r"Cannot write .*r\.foo: .*not supported.*svg"):
         invoke("table", tmp_path, *words)
     assert not (tmp_path / "x.md").exists()
 
@@ -262,9 +262,8 @@ def test_a_number_of_nodes_is_no_score(tmp_path: Path) -> None:
     draws = [replace(draw, scores=scores) for draw in cell.draws]
     (tmp_path / "a.jsonl").write_text(replace(cell, draws=draws).to_json())
     known = r"Known: accuracy, bytes, bytes_down, bytes_up, seconds\."
-    with pytest.raises(ConfigError, match=f'--metric "num_nodes" is no score. {known}'):
+    with pytest.raises(ConfigError, match=f'"num_nodes" of "test"[.] {known}'):
         invoke("table", tmp_path, "--metric", "num_nodes")
     write_run(tmp_path / "runs" / "a", [0.5, 0.6])
-    known = "Known: accuracy, macro_f1, macro_recall, mean_accuracy, "
-    with pytest.raises(ConfigError, match=f'--select "num_nodes" is no score. {known}'):
+    with pytest.raises(RunError, match='no validation score "num_nodes" to select'):
         invoke("table", tmp_path / "runs", "--select", "num_nodes")

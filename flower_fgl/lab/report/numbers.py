@@ -7,7 +7,12 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
-from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS, number_scores
+from flower_fgl.core.score_names import (
+    EXTRA_SCORES,
+    NO_SCORES,
+    SETTING_COLUMNS,
+    number_scores,
+)
 from flower_fgl.core.targets import EDGE, LINK
 from flower_fgl.lab.tables.compare import common_scale, one_metric
 from flower_fgl.runs.files import grouped
@@ -232,10 +237,11 @@ def cost_until(
             f'{run.path.name} has no column "{column}". {nearest(column, known)}'
         )
     rows = [columns.get(column, {}) for columns in scored]
-    names = sorted({name for row in rows for name in row} - {"num_nodes", "targets"})
+    names = {name for row in rows for name in row} - NO_SCORES
     if names and metric not in names:
         raise ConfigError(
-            f'{run.path.name} has no "{metric}" of "{column}". {nearest(metric, names)}'
+            f'{run.path.name} has no score "{metric}" of "{column}". '
+            f"{nearest(metric, names)}"
         )
     values = [row.get(metric) for row in rows]
     hits = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, nearest
-from flower_fgl.core.score_names import ScoreScale, refuse_mixed_kinds
+from flower_fgl.core.score_names import NO_SCORES, ScoreScale, refuse_mixed_kinds
 from flower_fgl.lab.tables.cells import NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import (
@@ -187,10 +187,11 @@ def _require_score(run: RunFolder, column: str, metric: str) -> None:
         raise RunError(
             f'{run.path} has no scores of "{column}". {nearest(column, columns)}'
         )
-    if scores[column].get(metric) is None:
+    known = {name for name, value in scores[column].items() if value is not None}
+    if metric not in known - NO_SCORES:
         raise RunError(
-            f'{run.path} has no "{metric}" of "{column}". '
-            + nearest(metric, [n for n, v in scores[column].items() if v is not None])
+            f'{run.path} has no score "{metric}" of "{column}". '
+            f"{nearest(metric, known - NO_SCORES)}"
         )
 
 
@@ -554,9 +555,9 @@ def gains_per_owner(
         }
     ).rename_axis("owner")
     frame = frame[frame["pairs"] > 0]
-    if frame.empty:
+    if frame.empty or metric in NO_SCORES:
         raise RunError(
-            f'No owner has "{metric}" of "{column}" in both runs of a pair. Use --metric '
-            "accuracy, macro_f1, auroc or rmse, and --column test or val."
+            f'No owner has a score "{metric}" of "{column}" in both runs of a pair. Use '
+            "--metric accuracy, macro_f1, auroc or rmse, and --column test or val."
         )
     return frame.sort_index().sort_values("gain", ascending=False, kind="stable")

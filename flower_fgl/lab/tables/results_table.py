@@ -85,7 +85,6 @@ class ResultsTable:
     metric: str = ""
     against: str = ""
     draws: int = 0
-    models: Sequence[str] = ("own", "global")
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,11 +117,12 @@ class ResultsTable:
                 f'No row has scores of "{self.column}". '
                 f"{nearest(self.column, sorted(known))}"
             )
-        if not any(self.values(line) for block in self.blocks for line in block.lines):
+        lines = [line for block in self.blocks for line in block.lines]
+        if self.metric in NO_SCORES or not any(map(self.values, lines)):
             names = {name for scores in scored for name in scores.get(self.column, ())}
             raise ConfigError(
-                f'No row has "{self.metric}" of "{self.column}". '
-                f"{nearest(self.metric, sorted(names - NO_SCORES))}"
+                f'No row has a score "{self.metric}" of "{self.column}". '
+                f"{nearest(self.metric, {*names, *COSTS} - NO_SCORES)}"
             )
 
     @property
@@ -167,7 +167,7 @@ class ResultsTable:
                 Line(cell, model)
                 for cell in cells
                 for model in cell.models
-                if model in self.models
+                if model != "before"
             ]
             target = {**cells[0].target, "std": std}
             best, control = self._best(lines), self._control(lines)
@@ -530,7 +530,6 @@ def _check_draws(cells: Sequence[Cell]) -> None:
 
 
 def _draw_name(key: tuple[int, int]) -> str:
-    """Return the name of a draw."""
     partition_seed, seed = key
     if partition_seed == seed:
         return f"draw {seed}"
@@ -538,7 +537,6 @@ def _draw_name(key: tuple[int, int]) -> str:
 
 
 def _versions_of(cell: Cell) -> str:
-    """Return the versions of Python and of the packages."""
     return ", ".join(f"{name} {version}" for name, version in cell.versions.items())
 
 

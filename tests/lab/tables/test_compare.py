@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.results import compare as compare_runs
@@ -280,10 +280,16 @@ def test_a_number_of_nodes_is_no_score(words: str, tmp_path: Path) -> None:
     write_runs(tmp_path / "A", "local", [0.4, 0.5])
     write_runs(tmp_path / "B", "fedavg", [0.4, 0.5])
     parts = [str(tmp_path / w) if w in "AB" else w for w in words.split()]
-    with pytest.raises(ConfigError, match=r'"num_nodes" is no score\. Known: accuracy'):
+    with pytest.raises(FglError, match=r'has (no|a) score "num_nodes" of "test"'):
         CliRunner().invoke(
             app, [*parts, "--metric", "num_nodes"], catch_exceptions=False
         )
+
+
+def test_python_compares_no_numbers_of_nodes(tmp_path: Path) -> None:
+    sides = [write_runs(tmp_path / name, name, [0.4, 0.5]) for name in ("a", "b")]
+    with pytest.raises(RunError, match=r'no score "num_nodes" of "test"'):
+        compare_runs(*sides, metric="num_nodes")
 
 
 def test_a_folder_without_runs_is_refused_with_what_it_holds(tmp_path: Path) -> None:

@@ -537,7 +537,7 @@ def test_the_notes_explain_undecided_comparisons() -> None:
     ("options", "message"),
     [
         ({"column": "tset"}, 'No row has scores of "tset"'),
-        ({"metric": "acuracy"}, 'No row has "acuracy" of "test"'),
+        ({"metric": "acuracy"}, 'No row has a score "acuracy" of "test"'),
         ({"against": "loacl"}, 'No row or method "loacl" to compare with'),
         ({"against": "local", "metric": "bytes"}, "Costs are not compared"),
         ({"against": "fedavg"}, "Several rows.* fedavg, a; fedavg, b. Name one"),
