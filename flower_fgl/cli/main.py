@@ -51,7 +51,6 @@ errors = Console(stderr=True)
 
 
 def _show_version(is_wanted: bool) -> None:
-    """Print the version of the package and end."""
     if is_wanted:
         show(f"flower-fgl {VERSION}")
         raise typer.Exit
@@ -199,9 +198,6 @@ def run(
         with report_how_to_resume():
             resume_folder(resume, how, console, rounds=more)
         return
-    engine = engine or "auto"
-    if engine not in ("auto", "local", "ray"):
-        raise ConfigError(f'--engine must be "auto", "local" or "ray", got "{engine}".')
     if case and experiment is None:
         raise ConfigError(
             "--case selects from an experiment file: name the file as well."
@@ -214,7 +210,7 @@ def run(
             )
         if experiment.is_dir():
             experiment /= CONFIG_FILE
-    run_options = RunOptions(engine, workers, client_gpus, quiet, jobs)
+    run_options = RunOptions(engine or "auto", workers, client_gpus, quiet, jobs)
     with report_how_to_resume():
         run_all(
             experiment,

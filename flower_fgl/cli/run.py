@@ -67,6 +67,8 @@ def run_all(
     does not stop the others. Options override the settings of the file; a list is a
     grid. All settings are checked before the first run.
     """
+    if (engine := run_options.engine) not in ("auto", "local", "ray"):
+        raise ConfigError(f'engine must be "auto", "local" or "ray", got "{engine}".')
     if experiment_file is None:
         experiment = _ad_hoc(options, draws or 0)
         whole = _with_earlier_draws(experiment)
@@ -83,7 +85,6 @@ def run_all(
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     if experiment.is_grid:
-        # loads torch: the settings of all runs are checked first
         from flower_fgl.lab.experiments.jobs import check_jobs
         from flower_fgl.lab.tabulate import copy_experiment
         from flower_fgl.simulation.resources import num_cpus
@@ -102,7 +103,6 @@ def run_all(
             f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
             "only one run. List several values, e.g. --seed 0..4, or use --workers."
         )
-    # loads torch: the settings of all runs are checked first
     from flower_fgl.simulation.run import run_one
 
     (run,) = planned
@@ -166,7 +166,7 @@ def run_experiment(
         If the file or a setting is wrong, which is checked before the first run, or if a
         run fails. The folders of earlier runs are kept.
     """
-    from flower_fgl.simulation.local import flat_settings  # loads torch
+    from flower_fgl.simulation.local import flat_settings
 
     # rich would need ipywidgets to draw in a notebook
     console = Console(
@@ -239,7 +239,6 @@ def _run_grid(
     copy: Callable[[], object],
 ) -> list[RunFolder]:
     """Run the missing runs of a grid, store its file, print the table, write the report."""
-    # loads torch: the settings of all runs are checked first
     from flower_fgl.lab.experiments.jobs import Job, run_jobs
 
     if any(run.settings.get("owners") for run in planned):
@@ -288,10 +287,8 @@ def _run_grid(
     if complete:
         _print_results(experiment, complete, every, console)
     if errors:
-        names: dict[str, list[str]] = {}
-        for name, error in errors.items():
-            names.setdefault(error, []).append(name)
-        each = "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
+        same = grouped(errors, errors.__getitem__).items()
+        each = "\n".join(f"{', '.join(names)}: {error}" for error, names in same)
         raise RunError(
             f"{len(errors)} of {len(planned)} runs failed. The same command runs only "
             f"these again.\n{each}"
@@ -355,7 +352,6 @@ def resume_folder(
         console.print("The run is complete: there is nothing to resume.")
         show(before.table(), console)
         return before
-    # loads torch: a missing run folder is reported first
     from flower_fgl.lab.simulate import resume
 
     with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
@@ -377,7 +373,6 @@ def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
         return None, False
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is not a run folder: move it, or set output-dir.")
-    # loads torch: only needed if there is a run already
     from flower_fgl.core.atomic import hold
     from flower_fgl.runs.checkpoints import differing_settings
     from flower_fgl.simulation.local import absolute_paths
@@ -402,7 +397,7 @@ def _existing_run(planned: PlannedRun) -> tuple[RunFolder | None, bool]:
 
 def _can_resume(run: RunFolder, config: RunConfig) -> bool:
     """Return whether a run was interrupted (not failed) and has a checkpoint."""
-    from flower_fgl.runs.checkpoints import newest_checkpoint  # loads torch
+    from flower_fgl.runs.checkpoints import newest_checkpoint
 
     if run.status not in ("running", "interrupted"):
         return False
@@ -424,7 +419,6 @@ def _print_results(
     console: Console,
 ) -> None:
     """Print the table and the partitions of a grid; write its report of ``every`` run."""
-    # loads matplotlib, which a run does not need
     from flower_fgl.lab.report.page import write_report
     from flower_fgl.lab.tabulate import results_table
 
@@ -459,7 +453,7 @@ def _print_results(
 
 def _unequal_partitions(done: Sequence[tuple[PlannedRun, RunFolder]]) -> list[str]:
     """Name runs of one draw that have different data, one sentence for each draw."""
-    from flower_fgl.lab.tables.frame import place_of  # loads pandas
+    from flower_fgl.lab.tables.frame import place_of
 
     def draw(pair: tuple[PlannedRun, RunFolder]) -> tuple[Any, ...]:
         run = pair[1]
@@ -479,17 +473,15 @@ def _unequal_partitions(done: Sequence[tuple[PlannedRun, RunFolder]]) -> list[st
 
 def _one_partition(done: Sequence[tuple[PlannedRun, RunFolder]]) -> str:
     """Return a note if the seeds of a row vary the model only; else an empty text."""
-    rows: dict[str, set[tuple[Any, ...]]] = {}
-    for planned, run in done:
-        partition = (run.config["partition-seed"], run.summary.get("partition_sha256"))
-        rows.setdefault(planned.row, set()).add(partition)
-    repeated = [row for row, n in Counter(p.row for p, _ in done).items() if n > 1]
-    if not any(len(rows[row]) == 1 for row in repeated):
-        return ""
-    return (
-        "± is over initial models on one partition and split, and says nothing about other "
-        "partitions. --draws 5 in place of seeds varies all three."
-    )
+    for row in grouped(done, lambda pair: pair[0].row).values():
+        seeds = {run.config["partition-seed"] for _, run in row}
+        hashes = {run.summary.get("partition_sha256") for _, run in row}
+        if len(row) > 1 and len(seeds) == len(hashes) == 1:
+            return (
+                "± is over initial models on one partition and split, and says nothing "
+                "about other partitions. --draws 5 in place of seeds varies all three."
+            )
+    return ""
 
 
 @contextmanager

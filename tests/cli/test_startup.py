@@ -97,7 +97,7 @@ USER_ERRORS = {
     "run --rounds 0": "rounds must be >= 1",
     "run --clients 0": "clients must be at least 1, got 0",
     "run --clients -3": "clients must be at least 1, got -3",
-    "run --engine nosuch": "--engine",
+    "run --engine nosuch": 'engine must be "auto", "local" or "ray"',
     "run --track nosuch": 'Unknown tracker "nosuch"',
     "run --case first": "--case",
     "run --draws 2 --seed 1": "--draws sets seed and partition-seed of every draw",
