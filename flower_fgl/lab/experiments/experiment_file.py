@@ -29,6 +29,7 @@ from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import (
     check_folder_name,
     flatten_config,
+    grouped,
     in_folder_name,
     read_text,
     require_whole,
@@ -199,17 +200,14 @@ class Experiment:
         out: dict[str, list[PlannedRun]] = {}
         names = Counter(map(_short, self.grid))
         draws = list(range(self.draws)) or [-1]
-        unused: dict[frozenset[tuple[str, Scalar]], list[str]] = {}
         for case in self.cases or [{}]:
             settings = {k: v for k, v in case.items() if k != "name"}
             title = str(case.get("name", settings.get("method", "")))
             for *values, draw in itertools.product(*self.grid.values(), draws):
                 given = dict(zip(self.grid, values, strict=True))
                 whole = {**self.config, **settings, **given}
-                same = frozenset(i for i in whole.items() if i[0] not in REPLICATES)
-                if same not in unused:  # seeds change nothing here
-                    unused[same] = _without_effect(whole)
-                kept = {k: v for k, v in whole.items() if k not in unused[same]}
+                unused = _without_effect(whole)
+                kept = {k: v for k, v in whole.items() if k not in unused}
                 chosen = {k: v for k, v in given.items() if k in kept}
                 seeds: dict[str, Scalar] = {}
                 if self.draws:
@@ -240,11 +238,13 @@ def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any
     """Return the table [tuning] of the rows whose settings did not change."""
 
     def settings_of(experiment: Experiment) -> dict[str, set[tuple[str, Scalar]]]:
-        found: dict[str, set[tuple[str, Scalar]]] = {}
-        for run in experiment.runs():
-            kept = {i for i in run.settings.items() if i[0] not in NOT_TUNED}
-            found.setdefault(run.row, set()).update(kept)
-        return found
+        rows = grouped(experiment.runs(), lambda run: run.row)
+        return {
+            row: {
+                s for run in runs for s in run.settings.items() if s[0] not in NOT_TUNED
+            }
+            for row, runs in rows.items()
+        }
 
     old, new = settings_of(before), settings_of(after)
     tuning = {
@@ -262,7 +262,6 @@ def _picked(settings: Mapping[str, Scalar]) -> list[Scalar | None]:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Join names in quotes."""
     return ", ".join(f'"{name}"' for name in names)
 
 
@@ -508,32 +507,14 @@ def describe_tuning(tuning: Mapping[str, Any]) -> str:
     return f"{text}; fewer trials: {fewer}" if fewer else text
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def read_tables(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     """Read an experiment file, merged with the file that it extends, and so on.
 
     Tables are merged key by key. Any other value, lists, all ``[[case]]`` together and
     a range of ``[tune]`` included, replaces the one of the file it extends. An extended
     file has no published values or tuned settings, which belong to one dataset.
+    ``extending`` are the files that lead to this one.
     """
-    return _read(path, [])
-
-
-def standalone_text(path: Path) -> str:
-    """Return the file's own text, or the merged tables if it extends another file."""
-    if EXTENDS not in _load(path, []):
-        return read_text(path)
-    table = read_tables(path)
-    if (
-        "grid" in table
-    ):  # not nested: a table would come last, and the order names the runs
-        table["grid"] = dict(flatten_config(table["grid"]))
-    return f"# Written by flower-fgl run: {path.name} and what it extends.\n\n" + (
-        tomli_w.dumps(table)
-    )
-
-
-def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
-    """Return the merged tables of a file; ``extending`` are the files that lead to it."""
     table = _load(path, extending)
     own = sorted(k for k in table if k.startswith("published") or k == "tuning")
     if extending and own:
@@ -553,11 +534,22 @@ def _read(path: Path, extending: list[Path]) -> dict[str, Any]:
     if base.resolve() in [file.resolve() for file in way]:
         names = " extends ".join(str(file) for file in [*way, base])
         raise ConfigError(f"Experiment files extend each other: {names}.")
-    return _merged(_read(base, way), table)
+    return _merged(read_tables(base, way), table)
 
 
-def _load(path: Path, extending: list[Path]) -> dict[str, Any]:
-    """Parse one file."""
+def standalone_text(path: Path) -> str:
+    """Return the file's own text, or the merged tables if it extends another file."""
+    if EXTENDS not in _load(path):
+        return read_text(path)
+    table = read_tables(path)
+    if "grid" in table:  # not nested: a table would come last, and the order names runs
+        table["grid"] = dict(flatten_config(table["grid"]))
+    return f"# Written by flower-fgl run: {path.name} and what it extends.\n\n" + (
+        tomli_w.dumps(table)
+    )
+
+
+def _load(path: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8-sig")
         require_whole(text, path)

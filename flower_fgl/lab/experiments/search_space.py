@@ -72,7 +72,6 @@ def _entries(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _read_entry(path: Path, key: str, value: Any) -> Dimension:
-    """Return one list or range."""
     if isinstance(value, list) and all(
         isinstance(v, bool | int | float | str) for v in value
     ):
