@@ -259,7 +259,6 @@ def data_config(
     reject_unread_settings(pairs, DATA_SETTINGS | {"synthetic"}, command)
     reject_unused_settings({**own, **pairs}, [config])
     if config.owners:
-        # loads torch: the settings are checked first
         from flower_fgl.simulation.local import count_owners
 
         return parse_config(count_owners(values))

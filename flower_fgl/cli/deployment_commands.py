@@ -89,7 +89,6 @@ def rehearse(
             "--dataset and --clients choose the graphs of a rehearsal without GRAPHS. "
             "Leave them out, or name no graphs."
         )
-    # loads Flower and torch
     from flower_fgl.cli.rehearsal import plan_rehearsal, run_rehearsal
 
     values: dict[str, Scalar] = {"method": method}

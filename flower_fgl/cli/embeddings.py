@@ -21,6 +21,9 @@ from flower_fgl.runs.run import RunFolder
 
 __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
+MOST = 2000
+"""Nodes of each kind that are drawn, the first ones of a client."""
+
 
 def principal_plane(points: Tensor) -> Tensor:
     """Project points (n, p) onto their first two principal components, (n, 2).
@@ -43,9 +46,7 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
     return out
 
 
-def embedding_figure(
-    run: RunFolder, partition_ids: Sequence[int], *, limit: int = 2000
-) -> Figure:
+def embedding_figure(run: RunFolder, partition_ids: Sequence[int]) -> Figure:
     """Draw embeddings by the clients' models in a checkpoint, a panel for each client."""
     folder = run.path
     config = parse_config(dict(flatten_config(run.config)))
@@ -74,12 +75,11 @@ def embedding_figure(
                 f"Client {pid} does not participate in this run: it has no training and no "
                 "test nodes to draw. Choose another client."
             )
-        clouds.append(_cloud(f"client {pid}", kinds, limit))
+        clouds.append(_cloud(f"client {pid}", kinds))
     return plots.node_clouds(clouds, run.summary.get("class_names"))
 
 
 def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Client:
-    """Restore a client from the checkpoint."""
     number = len(checkpoint.clients)
     store = open_store(config, number)
     path = checkpoint.client_folder / f"{partition_id:06d}.safetensors"
@@ -94,11 +94,9 @@ def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Cli
     return Client(config, partition_id, number, data, state, device)
 
 
-def _cloud(
-    label: str, kinds: Mapping[str, tuple[Tensor, Tensor]], limit: int
-) -> plots.Cloud:
-    """Project all nodes of a client onto a common plane."""
-    parts = {kind: (h[:limit], y[:limit]) for kind, (h, y) in kinds.items()}
+def _cloud(label: str, kinds: Mapping[str, tuple[Tensor, Tensor]]) -> plots.Cloud:
+    """Project the nodes of a client onto a common plane."""
+    parts = {kind: (h[:MOST], y[:MOST]) for kind, (h, y) in kinds.items()}
     plane = principal_plane(torch.cat([h for h, _ in parts.values()]))
     sizes = [len(h) for h, _ in parts.values()]
     places = dict(zip(parts, torch.split(plane, sizes), strict=True))

@@ -54,7 +54,6 @@ def partition(
 ) -> None:
     """Partition a dataset and describe each client's data."""
     config = data_config(dataset, clients, rule, settings, command="partition")
-    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import describe_clients, write_heat_map
 
     description = describe_clients(config)
@@ -81,7 +80,6 @@ def export(
     Use the .npz files to rehearse a deployment, in which each client is a data owner.
     """
     config = data_config(dataset, clients, rule, settings, command="export")
-    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import export_clients
 
     for path in export_clients(config, folder):
@@ -102,7 +100,6 @@ def import_partition(
     Run it with --set owners=FOLDER. Only tensors are read from the files: none of their
     code runs.
     """
-    # loads torch: the arguments are checked first
     from flower_fgl.datasets.published_partition import convert_partition
 
     for path in convert_partition(source, folder):
@@ -129,7 +126,6 @@ def check_graph(
     does not reach.
     """
     if drop_unreadable is not None:
-        # loads rdkit
         from flower_fgl.datasets.graph_files.set_csv import drop_unreadable as drop
 
         show(f"{drop_unreadable}: left out {drop(graph, drop_unreadable):,} lines.")
@@ -140,7 +136,6 @@ def check_graph(
     reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
     reject_unused_settings(pairs, [config])
     node, notes = check_node_config(node_config, config, graph)
-    # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph
     from flower_fgl.cli.leaving import describe_leaving, learned_by_server
 
@@ -202,7 +197,6 @@ def check_node_config(
         return NodeSettings(), []
     values = read_node_config(node_config)
     node = parse_node_config(values)
-    # load torch: the text is checked first
     from flower_fgl.cli.check_graph import inspect_graph
     from flower_fgl.client_apps.runtime.describe import check_node
 
@@ -312,7 +306,6 @@ def prepare(
             "Give either --output, a graph file to write, or --propose, a vocabulary to "
             "write."
         )
-    # loads torch: the arguments are checked first
     from flower_fgl.datasets.tables.prepare import prepare_graph, propose_vocabulary
 
     if propose is not None:

@@ -1,4 +1,4 @@
-"""What ``check-graph`` says of what leaves an owner"s machine, and of typed graphs."""
+"""What ``check-graph`` says of what leaves an owner's machine, and of typed graphs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -40,7 +40,6 @@ class PartitionReport:
 
 
 def _clients(store: ClientStore) -> Iterator[ClientGraph]:
-    """Load the clients one by one."""
     return (store.load(pid) for pid in range(store.index.num_clients))
 
 

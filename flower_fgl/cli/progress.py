@@ -62,7 +62,6 @@ class GridProgress:
         self._bars.stop()
 
     def _add(self, name: str, rounds: int, is_visible: bool = True) -> Task:
-        """Add a bar."""
         self._bars.add_task(name, total=rounds, visible=is_visible, numbers="")
         return self._bars.tasks[-1]
 

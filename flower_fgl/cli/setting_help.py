@@ -54,12 +54,10 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _explain(key: str, field: Field[Any], kind: type, text: str) -> str:
-    """Return the explanation of one setting."""
     table, dot, name = key.rpartition(".")
     facts, default = field.metadata, field.default
     lines = [f"{key}: {text}", f"  value: {_values(facts, kind)}"]
     if key == "partition":
-        # loads METIS
         from flower_fgl.datasets.partition.partition import describe_rules
 
         lines += [f"    {rule}: {text}" for rule, text in describe_rules().items()]

@@ -125,7 +125,6 @@ def tabulate_runs(
 
 
 def _by_folder(runs: Sequence[RunFolder]) -> dict[Path, list[RunFolder]]:
-    """Group runs by the folder of their run folders."""
     return grouped(runs, lambda run: run.path.resolve().parent)
 
 
@@ -151,11 +150,9 @@ def _planned_cells(
             error = run.summary.get("error")
             why = run.status if not error else f"{run.status}: {error}"
             waiting.setdefault(plan.label, []).append(f"{run.path.name} ({why})")
-    plans: dict[str, PlannedRun] = {}
-    for plan in planned.values():
-        plans.setdefault(plan.row, plan)
+    plans = grouped(planned.values(), lambda plan: plan.row)
     cells = []
-    for order, (row, plan) in enumerate(plans.items()):
+    for order, (row, (plan, *_)) in enumerate(plans.items()):
         if row in rows:
             found = experiment.published
             published = {key: of[row] for key, of in found.items() if row in of}
@@ -180,7 +177,7 @@ def _planned_cells(
     ]
     absent = [
         plan.label
-        for row, plan in plans.items()
+        for row, (plan, *_) in plans.items()
         if row not in rows and plan.label not in waiting
     ]
     if absent:

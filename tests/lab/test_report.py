@@ -773,8 +773,6 @@ def test_the_mixtures_have_a_row_and_a_column_per_client() -> None:
     image = figure.axes[0].images[0]
     assert image.get_array().tolist() == weights
     assert (image.norm.vmin, image.norm.vmax) == (0, 1)
-    with pytest.raises(ValueError, match=r"\(2, 2\), got shape \(3, 3\)"):
-        plots.mixture_heat_map(weights, [0, 1])
     many = plots.mixture_heat_map(np.full((50, 50), 0.02), range(50))
     assert not many.axes[0].texts
 
@@ -805,12 +803,6 @@ def test_pictures_of_graphs_say_so() -> None:
     bars = plots.client_bars([0], [0.5], 0.5, items="graphs")
     legend = bars.axes[0].get_legend().get_texts()[0].get_text()
     assert legend == "all clients' test graphs: 50.0 %"
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (3,), (3, 3, 1)])
-def test_a_heat_map_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"\(clients, classes\) with 3 classes"):
-        plots.label_heat_map(np.zeros(shape, dtype=int), CLASSES)
 
 
 def test_a_heat_map_of_no_nodes_at_all_is_drawn(tmp_path: Path) -> None:

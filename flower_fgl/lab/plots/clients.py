@@ -27,6 +27,7 @@ from flower_fgl.lab.plots.style import (
     plain,
     show_percent,
 )
+from flower_fgl.runs.files import grouped
 
 __all__ = ["Cloud", "client_bars", "client_spread", "label_heat_map"]
 __all__ += ["mixture_heat_map", "node_clouds", "owner_reliability", "reliability"]
@@ -84,7 +85,6 @@ def client_bars(
 
 
 def _client_title(ids: Sequence[int | str]) -> str:
-    """Return the title of an axis of clients."""
     are_names = any(isinstance(entry, str) for entry in ids)
     return "owner" if are_names else "client (partition-id)"
 
@@ -105,9 +105,7 @@ def client_spread(
     dataset of each run, if there are several: each has a panel.
     """
     titles = list(panels) or [""] * len(labels)
-    groups = {
-        title: [k for k, t in enumerate(titles) if t == title] for title in titles
-    }
+    groups = grouped(range(len(labels)), titles.__getitem__)
     figure = new_figure(0.36 + 0.64 * len(groups) + 0.34 * len(labels))
     ratios = [1.5 + len(rows) for rows in groups.values()]
     grid = figure.subplots(
@@ -141,11 +139,6 @@ def label_heat_map(
 ) -> Figure:
     """Draw the number of ``items`` by class and client, of ``counts`` (K, C)."""
     table = np.asarray(counts).T  # (C, K)
-    if table.ndim != 2 or table.shape[0] != len(class_names):
-        raise ValueError(
-            f"counts must be (clients, classes) with {len(class_names)} classes, got "
-            f"shape {table.T.shape}."
-        )
     num_classes, num_clients = table.shape
     figure = new_figure(min(13.0, 1.1 + 0.27 * max(num_classes, 4)))
     panel = figure.subplots()
@@ -215,11 +208,6 @@ def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure
     """
     table = np.asarray(weights, dtype=float)
     number = len(partition_ids)
-    if table.shape != (number, number):
-        raise ValueError(
-            f"weights must be (clients, clients) = ({number}, {number}), got shape "
-            f"{table.shape}."
-        )
     figure = new_figure(min(9.0, 1.1 + 0.27 * max(number, 4)))
     panel = figure.subplots()
     dress(panel, xlabel="model of client", ylabel="mixture for client", grid="")

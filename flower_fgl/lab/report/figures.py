@@ -163,7 +163,6 @@ def _mean_parts(bars: Iterable[Sequence[Mapping[str, float]]]) -> pd.DataFrame:
 
 
 def _mean_score(runs: Sequence[RunFolder], score: str) -> float | None:
-    """Return the mean test score of the runs that have one."""
     values = [numbers.pooled_test_score(run, score) for run in runs]
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

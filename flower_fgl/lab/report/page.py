@@ -244,14 +244,12 @@ def _shown(value: Any) -> str:
 
 def _labels(runs: Sequence[RunFolder]) -> list[str]:
     """Name runs by method and by the values that distinguish them."""
-    facts = {
-        key: [str(run.summary[key]) for run in runs] for key in ("dataset", "seed")
-    }
-    labels = [str(run.summary["method"]) for run in runs]
-    for key, values in facts.items():
-        if len(set(values)) > 1:
-            shown = [f"seed {v}" if key == "seed" else v for v in values]
-            labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
+    forms = {"method": "{}", "dataset": "{}", "seed": "seed {}"}
+    varying = [k for k in forms if len({run.summary[k] for run in runs}) > 1]
+    shown = dict.fromkeys(["method", *varying])
+    labels = [
+        " · ".join(forms[key].format(run.summary[key]) for key in shown) for run in runs
+    ]
     # cases of an experiment have the same method but different folder names
     counts = Counter(labels)
     labels = [

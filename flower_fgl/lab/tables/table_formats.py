@@ -527,7 +527,6 @@ def _comparison(
 
 
 def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
-    """Return Markdown tables, and the notes as a list."""
 
     def escape(text: str) -> str:  # names, of owners too, must not become Markdown
         return re.sub(r"([\\`*\[\]<>|])", r"\\\1", text)
@@ -606,7 +605,6 @@ def _latex(sheets: Sequence[pd.DataFrame], notes: Sequence[str], name: str) -> s
 
 
 def _html(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
-    """Return HTML tables, and the notes as a list."""
 
     def escape(text: str) -> str:
         return re.sub(r"^\*\*(.*)\*\*$", r"<b>\1</b>", html.escape(text))

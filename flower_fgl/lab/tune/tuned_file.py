@@ -84,7 +84,6 @@ def hash_of_study(table: Mapping[str, Any]) -> str:
 
 
 def _study_entry(study: RowStudy) -> dict[str, Any]:
-    """Return the trials of one row."""
     best = study.best
     return {
         "best": best.index,
