@@ -67,7 +67,7 @@ class Block:
     control: Line | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ResultsTable:
     """Rows by dataset, with paired comparisons over the draws.
 
@@ -91,11 +91,8 @@ class ResultsTable:
         if not self.cells:
             raise RunError("A table needs at least one cell, got none.")
         refuse_mixed_kinds((cell.row, cell.target) for cell in self.cells)
-        experiments = list(dict.fromkeys(cell.experiment for cell in self.cells))
-        cells = sorted(
-            self.cells,
-            key=lambda cell: (experiments.index(cell.experiment), cell.order),
-        )
+        experiments = grouped(self.cells, lambda cell: cell.experiment).values()
+        cells = [c for same in experiments for c in sorted(same, key=lambda c: c.order)]
         most = max(len(cell.draws) for cell in cells)
         if self.draws > most:
             raise ConfigError(
@@ -103,10 +100,8 @@ class ResultsTable:
             )
         if self.draws:
             cells = [replace(cell, draws=cell.draws[: self.draws]) for cell in cells]
-        object.__setattr__(self, "cells", cells)
-        if not self.metric:
-            metric = one_metric(cell.main_metric for cell in self.cells)
-            object.__setattr__(self, "metric", metric)
+        self.cells = cells
+        self.metric = self.metric or one_metric(cell.main_metric for cell in cells)
         for group in self._places.values():
             self._check_names(group)
             _check_draws(group)
@@ -148,15 +143,16 @@ class ResultsTable:
     @cached_property
     def blocks(self) -> list[Block]:
         """Lines by data, with the best one and the control."""
-        places = list(self._places)
         varying = [
-            k for k, key in enumerate(PLACE)
-            if key == "dataset" or len({place[k] for place in places}) > 1
-        ]  # fmt: skip
+            key
+            for key in PLACE
+            if key == "dataset" or len({c.place.get(key) for c in self.cells}) > 1
+        ]
         out = []
-        for place, cells in self._places.items():
+        for cells in self._places.values():
             parts = []
-            for key, value in ((PLACE[k], place[k]) for k in varying):
+            for key in varying:
+                value = cells[0].place.get(key)
                 text = self.labels.get(str(value), str(value))
                 if key not in ("dataset", "partition", "setting"):
                     text = f"{text} clients" if key == "clients" else f"{key} {text}"
@@ -385,12 +381,11 @@ class ResultsTable:
                 lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
             )
             out.append(f"failed trials: {_listed(failed)}")
-        shared: dict[str, set[int]] = {}
-        for draw in cells[0].draws:  # all rows have the same
-            shared.setdefault(draw.partition, set()).add(draw.partition_seed)
-        for seeds in shared.values():
+        # all rows have the same draws
+        for draws in grouped(cells[0].draws, lambda draw: draw.partition).values():
+            seeds = sorted({draw.partition_seed for draw in draws})
             if len(seeds) > 1:
-                names = " and ".join(str(seed) for seed in sorted(seeds))
+                names = " and ".join(map(str, seeds))
                 out.append(
                     f"partition: partition seeds {names} give the same partition"
                 )
@@ -442,12 +437,9 @@ class ResultsTable:
         planned = {c.planned_draws for c in self.cells if c.planned_draws}
         if planned and max(planned) > max(numbers):
             out.append(f"The experiment plans {max(planned)} draws.")
-        studies: dict[str, list[str]] = {}
-        for tuning in (cell.tuning for cell in self.cells if cell.tuning):
-            names = studies.setdefault(describe_trials(tuning), [])
-            name = str(tuning["study"])[:12]
-            names += [name] if name not in names else []
-        for text, names in studies.items():
+        studies = grouped((c.tuning for c in self.cells if c.tuning), describe_trials)
+        for text, tunings in studies.items():
+            names = dict.fromkeys(str(tuning["study"])[:12] for tuning in tunings)
             kind = "study" if len(names) == 1 else "studies"
             out.append(f"Tuned rows: {text} ({kind} {', '.join(names)}).")
         if not studies:
