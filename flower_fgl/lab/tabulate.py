@@ -91,6 +91,11 @@ def tabulate_runs(
     """
     folders = _by_folder(runs)
     given = {file.stem: file for file in files}
+    if other := [file for file in files if given[file.stem] != file]:
+        raise ConfigError(
+            f"{other[0]} and {given[other[0].stem]} have the same name, which must be that "
+            "of the folder of run folders. Pass one of them."
+        )
     cells: list[Cell] = []
     notes: list[str] = []
     used = set()
@@ -289,7 +294,6 @@ def results_table(
     it. Published values are left out if the runs used only part of the dataset.
     """
     replicate = "draws" if experiment.draws else "seeds"
-    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
     members = grouped(runs, lambda pair: pair[0].row)
     scores = Scores(frame_of_runs(("", planned.row, run) for planned, run in runs))
     titles = {"accuracy": "published", "macro_f1": "published macro-F1"}
@@ -297,7 +301,7 @@ def results_table(
     places: dict[object, list[dict[str, str]]] = {}
     for name, pairs in members.items():
         found = [run for _, run in pairs]
-        row = {"run": labels[name], replicate: str(len(found))}
+        row = {"run": pairs[0][0].label or name, replicate: str(len(found))}
         for title, key in _columns(found):
             if values := scores.values("", name, *key):
                 row[title] = found[0].scale_of(key[2]).show_mean(values)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.lab.tables.compare import select_runs
 from flower_fgl.lab.tabulate import copy_experiment, tabulate_runs
@@ -139,6 +139,8 @@ def test_a_folder_without_the_file_is_grouped_by_settings(tmp_path: Path) -> Non
     elsewhere.parent.mkdir()
     elsewhere.write_text(FILE)
     cells, _ = tabulate_runs(runs, [elsewhere])
+    with pytest.raises(ConfigError, match=r"files/x\.toml and .* have the same name"):
+        tabulate_runs(runs, [elsewhere, tmp_path / "x.toml"])
     assert [cell.row for cell in cells] == ["a, reset", "b"]
     said = r'in a folder "y" that holds no y\.toml\. Folders given: .*x\.'
     with pytest.raises(RunError, match=said):

@@ -97,6 +97,11 @@ def format_table(
         if value not in known:
             raise ConfigError(f'Unknown {name} "{value}". {nearest(value, known)}')
     if format == "csv":
+        if layout != "full":
+            raise ConfigError(
+                f'CSV has one layout, with all scores: layout = "{layout}" has no effect. '
+                "Leave it out, or choose another format."
+            )
         return _csv(table)
     is_latex = format == "latex"
     if layout == "full":

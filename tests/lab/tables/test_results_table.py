@@ -619,6 +619,12 @@ def test_names_in_markdown_stay_text() -> None:
     assert f"| {name} | **80.17 ± 0.75 ↑** |" in text
 
 
+def test_csv_has_no_layouts() -> None:
+    table = ResultsTable([make_row("local", LOCAL)])
+    with pytest.raises(ConfigError, match='layout = "summary" has no effect'):
+        format_table(table, format="csv", layout="summary")
+
+
 def test_csv_holds_the_numbers_in_full() -> None:
     cells = [make_row("fedavg", GOOD, has_global=True), make_row("local", LOCAL)]
     text = format_table(ResultsTable(cells), format="csv")
