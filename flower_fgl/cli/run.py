@@ -347,7 +347,7 @@ def resume_folder(
 ) -> RunFolder:
     """Resume an interrupted run, or add ``rounds``; else print the complete results."""
     before = RunFolder.load(folder)
-    rounds = rounds or int(before.config["rounds"])
+    rounds = int(before.config["rounds"]) if rounds is None else rounds
     if before.status == "completed" and rounds == before.config["rounds"]:
         console.print("The run is complete: there is nothing to resume.")
         show(before.table(), console)

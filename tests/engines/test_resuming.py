@@ -252,6 +252,13 @@ def test_a_complete_run_is_only_read(settings: Settings) -> None:
     assert {p.name: p.stat().st_mtime_ns for p in whole.path.iterdir()} == before
 
 
+def test_no_rounds_at_all_are_refused_on_the_command_line(settings: Settings) -> None:
+    whole = simulate(**settings)
+    command = ["run", "--resume", str(whole.path), "--rounds", "0", "--quiet"]
+    with pytest.raises(RunError, match=r"got rounds = 0\. Give a larger"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
 def test_rounds_are_added_after_the_end(settings: Settings, tmp_path: Path) -> None:
     tuned = {**settings, "rounds": 4, "fedavg": {"finetune_epochs": 2}}
     ended = simulate(**{**tuned, "rounds": 3, "keep_checkpoint": True})
