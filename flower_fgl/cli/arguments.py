@@ -32,7 +32,7 @@ from flower_fgl.lab.experiments.experiment_file import with_clients
 from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["App", "Given", "GraphFile", "ModelFolder", "SettingPairs", "console"]
-__all__ += ["data_config", "encodable", "given", "make_table", "parse_pairs"]
+__all__ += ["data_config", "encodable", "make_table", "parse_pairs"]
 __all__ += ["parse_value", "read_options", "read_value", "read_values"]
 __all__ += ["reject_given_twice", "rows_table", "show", "split_pair"]
 
@@ -233,11 +233,6 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
             raise ConfigError(f"--set {key}=… is given twice: give it once.")
         out[key] = value
     return out
-
-
-def given(**values: str | None) -> dict[str, str]:
-    """Return the options that the user gave, by run-config key."""
-    return {k.replace("_", "-"): v for k, v in values.items() if v is not None}
 
 
 def data_config(

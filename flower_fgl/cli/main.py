@@ -22,7 +22,6 @@ from flower_fgl.cli.arguments import (
     App,
     SettingPairs,
     console,
-    given,
     make_table,
     read_options,
     show,
@@ -176,15 +175,16 @@ def run(
     """
     from flower_fgl.cli.run import RunOptions, resume_folder, run_all
 
-    options = given(
-        method=method,
-        dataset=dataset,
-        clients=clients,
-        rounds=rounds,
-        seed=seed,
-        track=track,
-    )
-    values = read_options(options, settings or [])
+    options = {
+        "method": method,
+        "dataset": dataset,
+        "clients": clients,
+        "rounds": rounds,
+        "seed": seed,
+        "track": track,
+    }
+    given = {key: text for key, text in options.items() if text is not None}
+    values = read_options(given, settings or [])
     if resume is not None:
         more = values.pop("rounds", None)
         if jobs != 1 or any((experiment, values, engine, case, draws, without)):

@@ -11,12 +11,11 @@ from flower_fgl.lab.tables.cells import (
     CELLS,
     DEFAULT_SUFFIX,
     Cell,
-    cell_files,
     read_cells,
     write_cells,
 )
 from flower_fgl.lab.tables.compare import select_runs
-from flower_fgl.runs.files import ROUNDS
+from flower_fgl.runs.files import ROUNDS, grouped
 
 __all__ = ["load_cells", "read_labels", "table"]
 
@@ -199,7 +198,7 @@ def _is_cells_folder(path: Path) -> bool:
         return False
     if any(path.glob("*/config.toml")):  # without a walk through all run folders
         return False
-    names = {file.name for file in cell_files(path)}
+    names = {file.name for file in path.rglob(f"*{CELLS}")}
     return bool(names) and ROUNDS not in names
 
 
@@ -220,12 +219,11 @@ def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[C
 
 def complete_rows(cells: list[Cell], number: int = 0) -> tuple[list[Cell], list[str]]:
     """Return the cells with the first draws of their dataset, and notes on the others."""
-    places: dict[str, set[tuple[int, int]]] = {}
-    for cell in cells:
-        places.setdefault(str(cell.place), set()).update(d.key for d in cell.draws)
+    places = grouped(cells, lambda cell: cell.place_key)
     whole, notes = [], []
     for cell in cells:
-        needed = sorted(places[str(cell.place)])[: number or None]
+        draws = {draw.key for one in places[cell.place_key] for draw in one.draws}
+        needed = sorted(draws)[: number or None]
         lacking = set(needed) - {draw.key for draw in cell.draws}
         if lacking:
             notes.append(

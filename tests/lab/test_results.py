@@ -346,7 +346,7 @@ def test_an_experiment_file_runs_from_python(
         flower_fgl.run_experiment("study.toml", cases=["other"])
     with pytest.raises(ConfigError, match="jobs = 2 gives each run one process"):
         flower_fgl.run_experiment("study.toml", jobs=2, workers=2)
-    with pytest.raises(ConfigError, match='engine must be .*, got "Local"'):
+    with pytest.raises(ConfigError, match=r'engine must be .*, got "Local"'):
         flower_fgl.run_experiment("study.toml", engine="Local")
 
 

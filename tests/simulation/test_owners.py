@@ -174,7 +174,7 @@ def test_the_gain_of_each_owner_is_the_difference_of_its_scores(
     before, after = one.per_owner(), other.per_owner()
     assert gains["gain"].to_dict() == {n: after[n] - before[n] for n in NAMES}
     assert gains["gain"].is_monotonic_decreasing
-    with pytest.raises(RunError, match='No owner has "speed"'):
+    with pytest.raises(RunError, match='No owner has a score "speed"'):
         gains_per_owner([one], [other], column="test", metric="speed")
     command = ["compare", str(one.path), str(other.path), "--per-owner"]
     shown = CliRunner().invoke(app, command)

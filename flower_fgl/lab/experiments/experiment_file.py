@@ -235,7 +235,6 @@ class Experiment:
 
 
 def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any]:
-    """Return the table [tuning] of the rows whose settings did not change."""
 
     def settings_of(experiment: Experiment) -> dict[str, set[tuple[str, Scalar]]]:
         rows = grouped(experiment.runs(), lambda run: run.row)
@@ -290,7 +289,6 @@ def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
 
 
 def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
-    """Return the settings that have no effect in a run."""
     try:
         config = parse_config(settings)
     except ConfigError:  # reported for the whole experiment, with the name of the run

@@ -345,7 +345,6 @@ def check_jobs(
 
 
 def _obtain_data(jobs: Sequence[Job]) -> None:
-    """Download missing datasets before the first run."""
     from flower_fgl.datasets.store import obtain_data  # loads torch
     from flower_fgl.simulation.local import count_owners
 

@@ -27,11 +27,11 @@ from flower_fgl.core.settings import main_score_of, owners_name
 from flower_fgl.runs.environment import version_label
 from flower_fgl.runs.files import flatten_config, grouped, in_folder_name, read_text
 from flower_fgl.runs.run import RunFolder
-from flower_fgl.runs.summary import is_scored, lost_finetuning
+from flower_fgl.runs.summary import lost_finetuning, main_scope
 from flower_fgl.runs.writer import writing
 
 __all__ = ["CELLS", "DEFAULT_SUFFIX", "MODELS", "NO_RESULT", "PLACE", "Cell", "Draw"]
-__all__ += ["cell_files", "describe_published", "describe_trials", "make_cell"]
+__all__ += ["describe_published", "describe_trials", "make_cell"]
 __all__ += ["read_cells", "write_cells"]
 
 PLACE = (
@@ -389,12 +389,10 @@ def _one_version(runs: Sequence[RunFolder], name: str) -> dict[str, Any]:
 
 
 def _make_draw(run: RunFolder) -> Draw:
-    """Return the results of one run."""
     seed_of_data, seed = _draw_of(run)
     summary = run.summary
-    scopes = {s for row in run.rounds if is_scored(row) for s in row["metrics"]}
     own, both = run.best, summary.get("global", {}).get("best")
-    if scopes == {"global"}:
+    if main_scope(run.rounds) == "global":
         own, both = None, run.best
     tuned = summary.get("finetuned")
     if lost_finetuning(summary, run.rounds):
@@ -508,7 +506,7 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> dict[Path, list[Cell]]:
 
 def read_cells(path: Path) -> list[Cell]:
     """Read the cells of a file, or of a folder and the folders in it."""
-    files = [path] if path.is_file() else cell_files(path)
+    files = [path] if path.is_file() else sorted(path.rglob(f"*{CELLS}"))
     if not files:
         raise RunError(
             f"{path} holds no cells. Write them with flower-fgl table RUNS --cells."
@@ -521,11 +519,6 @@ def read_cells(path: Path) -> list[Cell]:
             for number, line in enumerate(lines, start=1)
         ]
     return out
-
-
-def cell_files(folder: Path) -> list[Path]:
-    """Return the files below a folder that may hold cells."""
-    return sorted(folder.rglob(f"*{CELLS}"))
 
 
 def describe_published(value: float) -> str:

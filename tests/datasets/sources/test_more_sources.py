@@ -372,7 +372,7 @@ def test_rare_classes_are_scored_and_selected_by_auroc(
     cost = cost_until(run, max(tests))
     assert (cost.server_round, cost.best) == (1 + tests.index(max(tests)), max(tests))
     with pytest.raises(
-        ConfigError, match=r'no "mrr" of "test"\. Known: accuracy, auprc'
+        ConfigError, match=r'no score "mrr" of "test"\. Known: accuracy, auprc'
     ):
         cost_until(run, 0.5, metric="mrr")
     table = ResultsTable([make_cell([run], experiment="x", row="fedavg")])

@@ -182,7 +182,7 @@ def test_another_column_and_metric_can_be_chosen(tmp_path: Path) -> None:
     assert result.one == (0.4, 0.3)
     with pytest.raises(RunError, match=r'no scores of "unseen"\. Known: test, val'):
         compare_runs(one, other, column="unseen")
-    with pytest.raises(RunError, match=r'no "auroc" of "test".*mean_accuracy'):
+    with pytest.raises(RunError, match=r'no score "auroc" of "test".*mean_accuracy'):
         compare_runs(one, other, metric="auroc")
 
 
