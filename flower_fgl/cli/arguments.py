@@ -33,7 +33,7 @@ from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["App", "Given", "GraphFile", "ModelFolder", "SettingPairs", "console"]
 __all__ += ["data_config", "encodable", "make_table", "parse_pairs"]
-__all__ += ["parse_value", "read_options", "read_value", "read_values"]
+__all__ += ["parse_value", "read_options", "read_values"]
 __all__ += ["reject_given_twice", "rows_table", "show", "split_pair"]
 
 Given = Scalar | list[Scalar]
@@ -75,11 +75,6 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
         texts[key] = text
     values = {key: read_values(key, text) for key, text in texts.items()}
     return {key: v if len(v) > 1 else v[0] for key, v in values.items()}
-
-
-def read_value(key: str, text: str) -> Any:
-    """Read the single value of a setting: TOML, or the text as typed."""
-    return _as_text(parse_value(text), text, _declared(key)[1])
 
 
 def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None:
@@ -223,11 +218,11 @@ def encodable(text: str) -> str:
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` pairs; values are TOML, bare words are strings."""
+    """Parse ``key=value`` pairs of single values, see :func:`read_values`."""
     out: dict[str, Scalar] = {}
     for key, text in map(split_pair, pairs):
-        value = read_value(key, text)
-        if not isinstance(value, bool | int | float | str):
+        value, *more = read_values(key, text)
+        if more:
             raise ConfigError(f"--set {key} expects a single value, got {text}.")
         if key in out:
             raise ConfigError(f"--set {key}=… is given twice: give it once.")

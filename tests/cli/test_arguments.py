@@ -57,3 +57,10 @@ def test_names_in_a_table_are_no_markup() -> None:
         console.print(rows_table([[{"run": "fedavg [b] :x:", "draws": "[red]"}]]))
     assert "fedavg [b] :x:" in shown.get()
     assert "[red]" in shown.get()
+
+
+def test_a_command_without_grids_takes_single_values() -> None:
+    assert parse_pairs(["lr=0.1", "model=gcn,gat"]) == {"lr": 0.1, "model": "gcn,gat"}
+    for pair in ("lr=0.1,0.2", "seed=0..4", "lr=[0.1, 0.2]"):
+        with pytest.raises(ConfigError, match="expects a single value, got"):
+            parse_pairs([pair])
