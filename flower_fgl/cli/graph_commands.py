@@ -1,6 +1,7 @@
 """Commands that make and read graphs: prepare, partition, export, check-graph, predict."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -156,8 +157,8 @@ def check_graph(
     for line in describe_leaving(report.description, settled, node):
         show(line)
     show("The same as fields of the message before round 1:")
-    full = learned_by_server(report.description, with_counts=True)
-    bare = learned_by_server(report.description, with_counts=False)
+    full = learned_by_server(report.description)
+    bare = learned_by_server(replace(report.description, class_counts=()))
     for key, value in full.items():
         if bare[key] == value:
             show(f"  {key} = {'(empty)' if value in ('', b'') else value}")

@@ -1,7 +1,6 @@
 """What ``check-graph`` says of what leaves an owner's machine, and of typed graphs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -26,12 +25,8 @@ def items_of(config: RunConfig) -> str:
     return "edges" if config.has_pairs else "nodes"
 
 
-def learned_by_server(
-    description: Description, *, with_counts: bool
-) -> dict[str, object]:
+def learned_by_server(description: Description) -> dict[str, object]:
     """Return exactly the fields that the server receives, by their name in the message."""
-    if not with_counts:
-        description = replace(description, class_counts=())
     return dict(config_record(description.to_record(), INFO))
 
 

@@ -38,7 +38,7 @@ def test_the_check_says_what_a_split_by_time_means(tmp_path: Path) -> None:
     assert report.description is not None
     sizes = report.description
     assert (sizes.num_train, sizes.num_val, sizes.num_test) == (18, 6, 6)
-    leaves = learned_by_server(sizes, with_counts=True)
+    leaves = learned_by_server(sizes)
     assert leaves["num-edge-features"] == 1
     said = said_once(sizes, parse_config(EDGE))
     assert {word for key in said for word in key.split()} == set(leaves)

@@ -58,7 +58,7 @@ def test_what_leaves_is_said_and_names_only_with_name(align: str, graph: Path) -
     assert found is not None
     said = said_once(found, parse_config(settings))
     fields = {field for group in said for field in group.split()}
-    told = set(learned_by_server(found, with_counts=True))
+    told = set(learned_by_server(found))
     assert told <= fields
     assert fields - told <= {"num-features", "feature-names", "features-sha256"}
     text = "\n".join(describe_leaving(found, settings))

@@ -292,6 +292,6 @@ def test_check_graph_shows_what_the_server_learns_of_the_names(
     for shared in (False, True):
         report = inspect_graph(path, {"share-feature-names": shared})
         assert report.description is not None
-        learned = learned_by_server(report.description, with_counts=True)
+        learned = learned_by_server(report.description)
         assert learned["feature-names"] == (list(NAMES) if shared else [])
         assert learned["features-sha256"] == hash_names(NAMES)
