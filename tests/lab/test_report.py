@@ -957,7 +957,9 @@ def test_a_column_without_a_number_is_named_as_empty() -> None:
 
 
 def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:
-    figure = plots.client_spread(["a", "b"], [[0.5, math.nan, 0.7], []], [0.6, None])
+    figure = plots.client_spread(
+        ["a", "b"], [[0.5, math.nan, 0.7], []], [0.6, None], plots.PALETTE, ["", ""]
+    )
     panel = figure.axes[0]
     dots = np.ma.filled(panel.collections[0].get_offsets(), math.nan)
     assert dots[:, 0].tolist()[::2] == [0.5, 0.7]
@@ -1421,7 +1423,7 @@ def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
 
 
 def test_the_axis_of_the_clients_scores_says_where_its_ticks_are() -> None:
-    figure = client_spread(["a"], [[0.67, 0.7, 0.86]], [0.75])
+    figure = client_spread(["a"], [[0.67, 0.7, 0.86]], [0.75], ["blue"], [""])
     figure.canvas.draw()
     (panel,) = figure.axes
     places = panel.get_xticks()

@@ -93,19 +93,18 @@ def client_spread(
     labels: Sequence[str],
     scores: Sequence[Sequence[float | None]],
     pooled: Sequence[float | None],
-    colours: Sequence[str] = (),
+    colours: Sequence[str],
+    panels: Sequence[str],
     *,
     score: str = "accuracy",
     is_percent: bool = True,
-    panels: Sequence[str] = (),
 ) -> Figure:
     """Draw the clients' test scores of several runs, one row of dots per run.
 
     ``pooled``, over the nodes of all clients, is drawn as a bar. ``panels`` names the
     dataset of each run, if there are several: each has a panel.
     """
-    titles = list(panels) or [""] * len(labels)
-    groups = grouped(range(len(labels)), titles.__getitem__)
+    groups = grouped(range(len(labels)), panels.__getitem__)
     figure = new_figure(0.36 + 0.64 * len(groups) + 0.34 * len(labels))
     ratios = [1.5 + len(rows) for rows in groups.values()]
     grid = figure.subplots(
@@ -114,10 +113,9 @@ def client_spread(
     for panel, (title, rows) in zip(grid.flatten(), groups.items(), strict=True):
         dress(panel, xlabel=f"test {score}", title=title, grid="x")
         for row, number in enumerate(rows):
-            colour = colours[number] if colours else PALETTE[number % len(PALETTE)]
             # a fixed zigzag separates equal values
             offset = 0.16 * (np.arange(len(scores[number])) % 3 - 1)
-            look = {"s": 22, "color": colour, "alpha": 0.55, "linewidth": 0}
+            look = {"s": 22, "color": colours[number], "alpha": 0.55, "linewidth": 0}
             values = np.asarray(scores[number], dtype=float)
             panel.scatter(values, row + offset, zorder=2, **look)
             middle = pooled[number]

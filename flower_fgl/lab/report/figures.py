@@ -74,9 +74,9 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
             per_client,
             [_mean_score(line.runs, score) for line in lines],
             [line.look["color"] for line in lines],
+            [line.panel for line in lines],
             score=common_scale(score, runs).title,
             is_percent=not ScoreScale(score).kind.has_units,
-            panels=[line.panel for line in lines],
         )
     return pictures
 
