@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from flower_fgl.core.errors import RunError
 
@@ -51,32 +51,22 @@ LOWER = {"ece", "brier", "ece_calibrated", "brier_calibrated", "set_share"}
 
 
 class ScoreKind(NamedTuple):
-    """Title of a score, which direction is better, and its scale.
+    """Title of a score, whether a lower value is better, and whether it has units.
 
-    A ``share`` is shown in percent: also the normalised RMSE, a share of the standard
-    deviation of the targets, and R² and Spearman's ρ, which may be negative. A score in
-    ``units`` has those of its target.
+    Units are those of the target. A score without is shown in percent: also the normalised
+    RMSE, a share of the standard deviation of the targets, and R² and Spearman's ρ, which
+    may be negative.
     """
 
     title: str
-    direction: Literal["higher", "lower"] = "higher"
-    scale: Literal["share", "units"] = "share"
-
-    @property
-    def is_lower(self) -> bool:
-        """Whether a lower value is better."""
-        return self.direction == "lower"
-
-    @property
-    def has_units(self) -> bool:
-        """Whether the score has the units of the target."""
-        return self.scale == "units"
+    is_lower: bool = False
+    has_units: bool = False
 
 
 NUMBER_SCORES = {
-    "rmse": ScoreKind("RMSE", "lower", "units"),
-    "nrmse": ScoreKind("nRMSE", "lower"),
-    "mae": ScoreKind("MAE", "lower", "units"),
+    "rmse": ScoreKind("RMSE", is_lower=True, has_units=True),
+    "nrmse": ScoreKind("nRMSE", is_lower=True),
+    "mae": ScoreKind("MAE", is_lower=True, has_units=True),
     "r2": ScoreKind("R²"),
     "spearman": ScoreKind("Spearman's ρ"),
 }
@@ -85,12 +75,9 @@ SCORES = {
     "accuracy": ScoreKind("accuracy"),
     "macro_f1": ScoreKind("macro-F1"),
     "macro_recall": ScoreKind("recall"),
-    **{
-        name: ScoreKind(title, "lower" if name in LOWER else "higher")
-        for name, title in EXTRA_SCORES.items()
-    },
+    **{name: ScoreKind(title, name in LOWER) for name, title in EXTRA_SCORES.items()},
     **NUMBER_SCORES,
-    "interval": ScoreKind("interval", "lower"),
+    "interval": ScoreKind("interval", is_lower=True),
 }
 """All scores by name; ``mean_`` and ``worst_`` before a name keep its kind."""
 DIAGRAM = 90

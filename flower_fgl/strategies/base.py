@@ -396,7 +396,7 @@ class FglStrategy(ServerHooks):
         loop, state = self.loop, self.global_state()
         if state is None or score is None:
             return
-        sign = -1 if SCORES[self.main_score].direction == "lower" else 1
+        sign = -1 if SCORES[self.main_score].is_lower else 1
         (size, value), (most, best) = score, loop.best_score or (0, 0.0)
         if (size, sign * value) >= (most, sign * best):
             loop.best_score, loop.best_round = score, server_round
