@@ -15,7 +15,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
-from flower_fgl.core.errors import FglError, hide_tracebacks
+from flower_fgl.core.errors import FglError, hide_traceback
 from flower_fgl.core.flower_internals import ErrorCode
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class DispatchingClientApp(ClientApp):
         Raises an FglError, of which Flower makes an error reply, if the message cannot be
         handled.
         """
-        hide_tracebacks(FLOWER)  # Flower logs what this raises
+        FLOWER.addFilter(hide_traceback)  # Flower logs what this raises
         if self._session is None and "worker-idle" in context.node_config:
             idle = idle_seconds(context.node_config)
             if idle:

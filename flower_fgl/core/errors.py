@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 __all__ = ["ConfigError", "DataError", "ErrorCollector", "FglError", "PayloadError"]
 __all__ += ["RunError", "clip", "first_of", "has_control_characters"]
-__all__ += ["hide_tracebacks", "one_line", "refuse", "report_lack_of_memory"]
+__all__ += ["hide_traceback", "one_line", "refuse", "report_lack_of_memory"]
 __all__ += ["show_path"]
 
 MAX_REASON = 500
@@ -139,19 +139,9 @@ def report_lack_of_memory() -> Iterator[None]:
         ) from error
 
 
-class _PlainErrors(logging.Filter):
-    """Show errors that a user can fix by their message, without a traceback."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, FglError):
-            record.msg, record.args, record.exc_info = str(error), (), None
-        return True
-
-
-PLAIN_ERRORS = _PlainErrors()
-
-
-def hide_tracebacks(logger: logging.Logger) -> None:
-    """Let a logger show an :class:`FglError` by its message, until the process ends."""
-    logger.addFilter(PLAIN_ERRORS)
+def hide_traceback(record: logging.LogRecord) -> bool:
+    """Filter of loggers that shows an :class:`FglError` by its message only."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FglError):
+        record.msg, record.args, record.exc_info = str(error), (), None
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import hide_tracebacks
+from flower_fgl.core.errors import hide_traceback
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.runs.files import OnRound, Row
 from flower_fgl.runs.run import RunFolder
@@ -34,7 +34,7 @@ def flower_log() -> Iterator[None]:
     :class:`~flower_fgl.core.errors.FglError` stays without traceback until the process
     ends.
     """
-    hide_tracebacks(FLOWER)
+    FLOWER.addFilter(hide_traceback)
     own = logging.getLogger("flower_fgl")
     before = own.level, own.propagate
     handler = _Forward()

@@ -14,7 +14,7 @@ from flower_fgl import client_app, server_app
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import pyproject_table
-from flower_fgl.core.errors import PLAIN_ERRORS, ConfigError, FglError
+from flower_fgl.core.errors import ConfigError, FglError, hide_traceback
 from flower_fgl.core.flower_internals import ErrorCode, parse_config_args
 from flower_fgl.core.options import listed
 from flower_fgl.lab.results import Run
@@ -151,7 +151,7 @@ def test_a_supernodes_log_shows_what_an_owner_can_fix_by_its_message(
     flower: list[str], tmp_path: Path
 ) -> None:
     log = logging.getLogger("flwr")
-    log.removeFilter(PLAIN_ERRORS)  # as in a process that handles its first message
+    log.removeFilter(hide_traceback)  # as in a process that handles its first message
     node = {"graph": str(tmp_path / "absent.npz")}
     context = Context(1, 1, node, RecordDict(), {**TINY, "dataset": "owned"})
     with task_identity(1):
