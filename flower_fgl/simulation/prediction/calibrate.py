@@ -29,7 +29,7 @@ from flower_fgl.simulation.prediction.predict import (
     predict_items,
 )
 from flower_fgl.simulation.prediction.read import has_column, read_graph, table_cells
-from flower_fgl.simulation.prediction.table import LINKED, Prediction, task_of
+from flower_fgl.simulation.prediction.table import Prediction, task_of
 
 __all__ = ["calibrate_model"]
 
@@ -206,8 +206,7 @@ def _truth(saved: SavedModel, cells: Sequence[str], where: str) -> Any:
     """Return the class, the labels or the numbers of a row."""
     card = saved.card
     if card.target_kind == "classes":
-        names = LINKED if task_of(card) == "links" else card.target.names
-        (cell,) = cells
+        names, (cell,) = card.target.names, cells
         if task_of(card) == "links" and cell in ("0", "1"):
             return int(cell)
         if cell not in names:

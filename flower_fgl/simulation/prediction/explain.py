@@ -26,7 +26,7 @@ from flower_fgl.simulation.prediction.neighbourhood import (
     cut_out_graph,
 )
 from flower_fgl.simulation.prediction.predict import require_scale
-from flower_fgl.simulation.prediction.table import LINKED, task_of
+from flower_fgl.simulation.prediction.table import task_of
 
 __all__ = ["Explanation", "explain_item"]
 
@@ -292,16 +292,16 @@ def _require_mask(
 
 def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
     """Return number and name of the output to explain."""
-    names = LINKED if task_of(card) == "links" else card.target.names
+    names = card.target.names
     if target:
         if target not in names:
             raise ConfigError(
                 f'The model predicts no "{target}". {nearest(target, names)}'
             )
         return names.index(target), target
-    if task_of(card) == "links":
-        return 1, LINKED[1]
     number = 0 if card.target.has_numbers else int(outputs.argmax())
+    if task_of(card) == "links":
+        number = 1
     return number, names[number]
 
 

@@ -171,10 +171,7 @@ def _reach(
     is_layered = backbone.name in (*LAYERED, *EDGE_READERS, *TYPED)
     if is_layered and not card.settings:
         hops = 1 + (backbone.num_layers or card.num_layers)
-        nodes, _, _, _ = k_hop_subgraph(
-            sorted(set(places)), hops, passing, num_nodes=graph.num_nodes
-        )
-        own = torch.searchsorted(nodes, own)
+        nodes, _, own, _ = k_hop_subgraph(own, hops, passing, num_nodes=graph.num_nodes)
     return nodes, own
 
 

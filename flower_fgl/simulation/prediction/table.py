@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "check_ending", "schema_of", "task_of", "write_table"]
 
 ENDINGS = (".csv", ".parquet")
-LINKED = ("no link", "link")
-"""Classes of a pair of nodes."""
 FORMULA = tuple("=+-@\t＝＋－＠")
 """Starts of a cell that a spreadsheet evaluates; some do so for the wide forms, too."""
 NUMBER = r"[+-]?[0-9]+(\.[0-9]+)?"
@@ -90,8 +88,7 @@ class Prediction:
         else:
             columns = [f"predicted:{name}" for name in self.card.target.names]
         if self.sets is not None:
-            names = self.card.target.names if columns != ["score"] else LINKED
-            frame["set"] = _joined(names, self.sets.tolist())
+            frame["set"] = _joined(self.card.target.names, self.sets.tolist())
         values = pd.DataFrame(self.values.numpy(), columns=columns)
         found = self.card.calibration
         if found is None or not self.card.target.has_numbers or not found.thresholds:
