@@ -25,24 +25,19 @@ from flower_fgl.core.connection_watch import (
 from flower_fgl.core.errors import ConfigError, FglError, RunError, refuse
 from flower_fgl.core.extensions import Kind
 from flower_fgl.core.flower_internals import add_exit_handler
-from flower_fgl.core.held_kind import AUTO
 from flower_fgl.core.model_spec import read_model, split_models
-from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.options import AUTO, Scalar, kebab
 from flower_fgl.core.score_names import score_title
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.targets import CLASSES, TargetKind
-from flower_fgl.core.unused_settings import (
-    changed_settings,
-    check_app_table,
-    reject_unused_settings,
-)
+from flower_fgl.core.unused_settings import check_app_table, reject_unused_settings
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.methods.method import require_half
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.card import run_card, write_card
 from flower_fgl.runs.checkpoints import LET_GO_SECONDS, Checkpoint, Checkpoints, rewind
 from flower_fgl.runs.environment import describe_environment
-from flower_fgl.runs.files import OnRound, Row, status_of
+from flower_fgl.runs.files import OnRound, Row, flatten_config, status_of
 from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds, log_settings
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.run import RunFolder
@@ -416,11 +411,15 @@ def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     """
     check_app_table(sys.path)
     config = parse_config(values)
-    changed = changed_settings(values, pyproject_table(METHODS))
+    defaults = dict(flatten_config(pyproject_table(METHODS)))
     # a repeated run holds the values that "auto" stood for
     general = {kebab(name): value for name, value in asdict(GeneralSettings()).items()}
     usual = general | dict(METHODS[config.method].defaults)
-    changed = [key for key in changed if values[key] != usual.get(key)]
+    changed = [
+        key
+        for key, value in values.items()
+        if value not in (defaults.get(key), usual.get(key))
+    ]
     if not config.resume:  # a run of an older version may hold such settings
         reject_unused_settings(changed, [config])
     log_settings({key: values[key] for key in changed}, config)

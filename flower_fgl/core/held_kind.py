@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from flower_fgl.core.options import Scalar
+from flower_fgl.core.options import AUTO, Scalar
 from flower_fgl.core.settings import NUMBER_DATASETS, is_file, listed_names
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, TargetKind
 
-__all__ = ["AUTO", "BROKEN_ARCHIVE", "EDGES", "GRAPHS", "LABEL", "NODES", "RELATIONS"]
+__all__ = ["BROKEN_ARCHIVE", "EDGES", "GRAPHS", "LABEL", "NODES", "RELATIONS"]
 __all__ += ["TARGET", "find_owner", "is_owner", "kind_of_column", "kind_of_most"]
 __all__ += ["name_of_file", "owners_in", "with_held_kind"]
 
@@ -25,7 +25,6 @@ NODES, EDGES, GRAPHS = "nodes.csv", "edges.csv", "graphs.csv"
 RELATIONS = "relations.csv"
 TABLES = (NODES, GRAPHS, RELATIONS)
 """Tables by which the folder of one owner is recognized."""
-AUTO = "auto"
 LABEL, TARGET = "label:", "target:"
 """Beginnings of the names of columns of labels and of numbers."""
 BROKEN_ARCHIVE = (

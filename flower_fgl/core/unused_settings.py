@@ -11,11 +11,11 @@ from flower_fgl.core.checks.needs import when
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.model_spec import DIRECTED, TYPED, read_model, split_models
-from flower_fgl.core.options import Scalar, nearest, removed_settings
+from flower_fgl.core.options import nearest, removed_settings
 from flower_fgl.core.settings import TARGETS, UNSEEN_SETTINGS, has_targets
 from flower_fgl.core.targets import CLASSES, NUMBERS
 
-__all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "changed_settings", "check_app_table"]
+__all__ = ["DATA_SETTINGS", "OWNER_SETTINGS", "check_app_table"]
 __all__ += ["reject_unread_settings", "reject_unused_settings", "unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
@@ -171,17 +171,6 @@ OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
     "weight-by",
 }
 """Settings that an owner's graph, its description and its protection depend on."""
-
-
-def changed_settings(
-    values: Mapping[str, Scalar], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Return the settings that differ from the table by ``pyproject_table``."""
-    known = {key: value for key, value in defaults.items() if isinstance(value, Scalar)}
-    for table, entries in defaults.items():
-        if isinstance(entries, Mapping):
-            known |= {f"{table}.{key}": value for key, value in entries.items()}
-    return [key for key, value in values.items() if value != known.get(key)]
 
 
 def check_app_table(folders: Iterable[str]) -> None:

@@ -21,7 +21,8 @@ from flower_fgl.core.agreement import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.held_kind import AUTO, kind_of_most
+from flower_fgl.core.held_kind import kind_of_most
+from flower_fgl.core.options import AUTO
 from flower_fgl.core.targets import (
     CLASSES,
     Target,
