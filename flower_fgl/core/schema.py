@@ -168,18 +168,14 @@ class Schema:
                     f'{where}: the kinds "{other}" and "{name}" differ only by case. '
                     "Rename one."
                 )
-        for source, name, target in self.relations:
-            for end in (source, target):
-                if end not in types:
-                    raise DataError(
-                        f'{where}: the relation "{name}" has the kind "{end}", which is no '
-                        f"kind of nodes. Kinds: {', '.join(types)}."
-                    )
-        for end in (self.predicted or ())[::2]:
-            if end not in types:
+        named = [(f'relation "{name}"', (a, b)) for a, name, b in self.relations]
+        if self.predicted:
+            named.append(("relation to predict", self.predicted[::2]))
+        for what, ends in named:
+            if unknown := [end for end in ends if end not in types]:
                 raise DataError(
-                    f'{where}: the relation to predict has the kind "{end}", which is no '
-                    f"kind of nodes. Kinds: {', '.join(types)}."
+                    f'{where}: the {what} has the kind "{unknown[0]}", which is no kind of '
+                    f"nodes. Kinds: {', '.join(types)}."
                 )
         if self.target and self.target not in types:
             raise DataError(

@@ -109,8 +109,7 @@ class LocalGrid(OneRunGrid):
         messages = list(messages)
         known: dict[int, _Record] = {}
         contents = [carry(message.content, known) for message in messages]
-        keys = secrets.token_hex(8 * len(messages))
-        ids = [keys[16 * place :][:16] for place in range(len(messages))]
+        ids = [secrets.token_hex(8) for _ in messages]
         self._pending |= zip(ids, zip(messages, contents, strict=True), strict=True)
         return ids
 
