@@ -27,7 +27,12 @@ from flower_fgl.simulation.flower.flower_simulation import (
     launch,
     write_app_folder,
 )
-from flower_fgl.simulation.flower.superlink import FlowerHome, flower_environment, tail
+from flower_fgl.simulation.flower.superlink import (
+    PROGRAMS,
+    FlowerHome,
+    flower_environment,
+    tail,
+)
 from tests.support.flower_apps import TinyApp, write_tiny_app
 
 pytestmark = pytest.mark.xdist_group("supernodes")
@@ -406,20 +411,20 @@ def test_the_environment_is_private_and_keeps_what_the_user_set(monkeypatch):
     monkeypatch.setenv("RAY_max_direct_call_object_size", "7")
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("no_proxy", raising=False)
-    got = flower_environment(Path("/h"), Path("/r"), Path("/b"), {"MINE": "1"})
+    got = flower_environment(Path("/h"), Path("/r"), {"MINE": "1"})
     assert (got["FLWR_HOME"], got["RAY_TMPDIR"], got["MINE"]) == ("/h", "/r", "1")
     assert got["RAY_ADDRESS"] == "local"
     assert got["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert got["RAY_max_direct_call_object_size"] == "7"
     assert got["NO_PROXY"] == "example.org,127.0.0.1,localhost"
     assert got["no_proxy"] == "127.0.0.1,localhost"
-    assert got["PATH"].startswith("/b" + os.pathsep)
+    assert got["PATH"].startswith(f"{PROGRAMS}{os.pathsep}")
 
 
 def test_a_ray_cluster_of_the_users_is_joined(monkeypatch):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    got = flower_environment(Path("/h"), Path("/r"), Path("/b"), {})
+    got = flower_environment(Path("/h"), Path("/r"), {})
     assert got["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert "RAY_TMPDIR" not in got
 

@@ -74,7 +74,7 @@ class FlowerHome:
         self.port = free_port()
         self.superlink_log = self.folder / "superlink.log"
         self._environment = flower_environment(
-            self.folder, self.ray_folder, PROGRAMS, environment
+            self.folder, self.ray_folder, environment
         )
         self._keeper: subprocess.Popen[bytes] | None = None
         self._commands: list[subprocess.Popen[bytes]] = []
@@ -165,13 +165,13 @@ class FlowerHome:
 
 
 def flower_environment(
-    folder: Path, ray_folder: Path, programs: Path, extra: Mapping[str, str]
+    folder: Path, ray_folder: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
     """Build the environment of Flower's processes; ``extra`` overrides this process's."""
     env = _DEFAULTS | {k: v for k, v in os.environ.items() if v or k not in _DEFAULTS}
     env |= {**FLOWER_SETTINGS, **extra}
     env["FLWR_HOME"] = str(folder)
-    env["PATH"] = os.pathsep.join([str(programs), env.get("PATH", os.defpath)])
+    env["PATH"] = os.pathsep.join([str(PROGRAMS), env.get("PATH", os.defpath)])
     if not on_cluster(env):
         env["RAY_TMPDIR"] = str(ray_folder)
     for key in ("NO_PROXY", "no_proxy"):  # a proxy cannot reach our 127.0.0.1
