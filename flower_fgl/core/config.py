@@ -19,8 +19,6 @@ from flower_fgl.core.model_spec import (
     EDGE_READERS,
     message_direction,
     read_model,
-    reads_messages,
-    reads_types,
     split_models,
 )
 from flower_fgl.core.options import AUTO, Scalar, fields_by_key, kebab, parse_settings
@@ -35,7 +33,7 @@ from flower_fgl.core.settings import (
     main_score_of,
     owners_name,
 )
-from flower_fgl.core.targets import EDGE, LINK, NUMBERS
+from flower_fgl.core.targets import EDGE, LINK
 
 __all__ = ["RunConfig", "S", "pyproject_table"]
 
@@ -102,16 +100,6 @@ class RunConfig(GeneralSettings, Generic[S]):
         """Whether the run classifies edges instead of nodes."""
         return self.setting == EDGE
 
-    @property
-    def has_pairs(self) -> bool:
-        """Whether the items of the run are pairs of nodes: links or edges."""
-        return self.setting in (LINK, EDGE)
-
-    @property
-    def predicts_numbers(self) -> bool:
-        """Whether the run predicts numbers instead of classes."""
-        return self.predicts == NUMBERS
-
     def decoder(self, num_outputs: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes; empty if the run has no pairs.
 
@@ -141,16 +129,6 @@ class RunConfig(GeneralSettings, Generic[S]):
             ).to_text()
         direction = message_direction(self, model)
         return f"{direction}:{num_edge_features}" if direction else ""
-
-    @property
-    def reads_messages(self) -> bool:
-        """Whether a backbone of the run reads edges with direction, or with features."""
-        return reads_messages(self)
-
-    @property
-    def reads_types(self) -> bool:
-        """Whether a backbone of the run reads kinds of nodes and relations."""
-        return reads_types(self)
 
     @property
     def reads_edge_features(self) -> bool:

@@ -20,8 +20,7 @@ from flower_fgl.core.targets import EDGE, LINK
 
 __all__ = ["BACKBONES", "DIRECTED", "EDGE_READERS", "LAYERED", "MOST_CHANNELS"]
 __all__ += ["MOST_LAYERS", "SAMPLED", "SHALLOW", "STEPPED", "TYPED", "ModelName"]
-__all__ += ["check_models", "message_direction", "read_model", "reads_messages"]
-__all__ += ["reads_types", "split_models"]
+__all__ += ["check_models", "message_direction", "read_model", "split_models"]
 
 BACKBONES = [
     *("appnp", "gamlp", "gat", "gcn", "gcnii", "gin", "gine", "graphsage", "mlp"),
@@ -123,22 +122,11 @@ def message_direction(settings: Any, model: str) -> str:
     return direction if is_directed or reads_features else ""
 
 
-def reads_messages(settings: Any) -> bool:
-    """Return whether a backbone of a run reads edges as their owner lists them."""
-    models = split_models(settings.model)
-    return reads_types(settings) or any(message_direction(settings, m) for m in models)
-
-
-def reads_types(settings: Any) -> bool:
-    """Return whether a backbone of a run reads kinds of nodes and relations."""
-    return any(read_model(m).name in TYPED for m in split_models(settings.model))
-
-
 def check_models(settings: Any, method: Any) -> None:
     """Reject backbones that do not fit the method or the other settings."""
     for text in split_models(settings.model):
         refuse(_unfit(text, read_model(text), settings, method))
-    if reads_types(settings):
+    if settings.reads_types:
         refuse(_typed(settings))
 
 
@@ -164,7 +152,7 @@ def _unfit(text: str, model: ModelName, s: Any, method: Any) -> dict[str, object
 
 def _typed(s: Any) -> dict[str, object]:
     """Reject what backbones of typed graphs cannot do."""
-    model, has_pairs = s.model, s.setting in (LINK, EDGE)
+    model = s.model
     align, is_named = f'schema-align = "{s.schema_align}"', s.schema_align == "name"
     able = ("transductive", "inductive", LINK, EDGE, "graph")
     return {
@@ -174,7 +162,7 @@ def _typed(s: Any) -> dict[str, object]:
         ),
         f'setting = "{s.setting}" predicts one relation at all owners, but '
         'schema-align = "private" tells none. Use "same" or "name".': (
-            has_pairs and s.schema_align == "private"
+            s.has_pairs and s.schema_align == "private"
         ),
         f'link-features = "degree" is for plain graphs: remove it for model = '
         f'"{model}".': s.setting == LINK and s.link_features == "degree",
@@ -182,7 +170,7 @@ def _typed(s: Any) -> dict[str, object]:
         "reads several. Use another model, e.g. gcn.": s.types == "ignore",
         "node-embedding = true learns a vector for each node of the training graph: "
         f'set setting = "transductive", "link" or "edge", got "{s.setting}".': (
-            s.node_embedding and not (has_pairs or s.setting == "transductive")
+            s.node_embedding and not (s.has_pairs or s.setting == "transductive")
         ),
         f"{align} uploads other tensors at each owner, which secure-aggregation "
         'cannot sum. Use schema-align = "same" or "private".': (

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flower_fgl.core.extensions import known_names
-from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
+from flower_fgl.core.model_spec import (
+    MOST_CHANNELS,
+    MOST_LAYERS,
+    TYPED,
+    message_direction,
+    read_model,
+    split_models,
+)
 from flower_fgl.core.options import option
 from flower_fgl.core.targets import (
     CLASSES,
@@ -470,6 +477,27 @@ class GeneralSettings:
         return LABELS if has_all else CLASSES
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether the items of the run are pairs of nodes: links or edges."""
+        return self.setting in (LINK, EDGE)
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether the run predicts numbers instead of classes."""
+        return self.predicts == NUMBERS
+
+    @property
+    def reads_messages(self) -> bool:
+        """Whether a backbone of the run reads edges as their owner lists them."""
+        models = split_models(self.model)
+        return self.reads_types or any(message_direction(self, m) for m in models)
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether a backbone of the run reads kinds of nodes and relations."""
+        return any(read_model(m).name in TYPED for m in split_models(self.model))
+
+    @property
     def has_local_heads(self) -> bool:
         """Whether each owner has its own classes, so that its head stays local."""
         if self.class_align != "default" or self.setting != "graph":
@@ -508,8 +536,7 @@ def main_score_of(
 
 def needs_classes(settings: Any) -> bool:
     """Return whether a run reads classes of nodes or graphs."""
-    has_pairs = settings.setting in (LINK, EDGE)
-    return not has_pairs or settings.partition not in EDGE_PARTITIONS
+    return not settings.has_pairs or settings.partition not in EDGE_PARTITIONS
 
 
 def has_targets(settings: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import REINSTALL, known_names, refusal
-from flower_fgl.core.model_spec import reads_messages, reads_types
 from flower_fgl.core.options import fields_by_key, kebab, nearest, removed_settings
 from flower_fgl.core.settings import (
     ALL_TARGETS,
@@ -19,7 +18,7 @@ from flower_fgl.core.settings import (
     has_targets,
     is_file,
 )
-from flower_fgl.core.targets import EDGE, LABELS, LINK, NUMBERS
+from flower_fgl.core.targets import EDGE, LABELS, LINK
 
 __all__ = ["NEEDS", "Need", "able_methods", "check_names", "check_needs", "when"]
 
@@ -185,7 +184,7 @@ NEEDS = (
     ),
     Need(
         'target-kind = "numbers"',
-        lambda s: s.predicts == NUMBERS,
+        lambda s: s.predicts_numbers,
         lambda method: method.numbers,
         "learns classes, and cannot predict numbers",
         can="can",
@@ -238,7 +237,7 @@ NEEDS = (
     ),
     Need(
         'model = "gine", edge-direction',
-        lambda s: reads_messages(s) and not reads_types(s),
+        lambda s: s.reads_messages and not s.reads_types,
         lambda method: method.reads_messages,
         "does not pass messages along edges with direction or features",
         can="do",
@@ -246,7 +245,7 @@ NEEDS = (
     ),
     Need(
         'model = "rgcn" and others of typed graphs',
-        reads_types,
+        lambda s: s.reads_types,
         lambda method: method.reads_messages,
         "does not read kinds of nodes and relations",
         can="do",

@@ -17,7 +17,6 @@ from flower_fgl.core.model_spec import (
     check_models,
     message_direction,
     read_model,
-    reads_types,
     split_models,
 )
 from flower_fgl.core.options import kebab, nearest
@@ -92,12 +91,12 @@ def check_data(s: GeneralSettings) -> None:
         (_values, s.predicts != CLASSES),
         (_owners, True),
         (_partition, True),
-        (_pairs, s.setting in (LINK, EDGE)),
+        (_pairs, s.has_pairs),
         (_few_shot, s.setting == "few-shot"),
         (_split_by, s.split_by not in ("auto", "random")),
         (_sparsity, any(getattr(s, name) for name in SPARSITY)),
         (_numbers, True),
-        (_given_scale, s.predicts == NUMBERS and s.target_scale == "given"),
+        (_given_scale, s.predicts_numbers and s.target_scale == "given"),
     ):
         if applies:
             refuse(rules(s))
@@ -158,7 +157,7 @@ def _target(s: GeneralSettings) -> Reasons:
     """Reject a missing target, a number out of range, and all where one is needed."""
     (count, example), target, name = TARGETS[s.dataset], s.target, s.dataset
     if target == ALL_TARGETS:
-        return _all_targets(s, example)
+        return {}
     are_numbers = example.isdecimal()
     names = f"0 to {count - 1}" if are_numbers else "with the names in its files"
     item = "graph" if name.startswith("ogbg") else "node"
@@ -176,23 +175,6 @@ def _target(s: GeneralSettings) -> Reasons:
         "or remove positive-class.": (
             s.setting != LINK and s.positive_class not in classes
         ),
-    }
-
-
-def _all_targets(s: GeneralSettings, example: str) -> Reasons:
-    """Reject what needs a single class of each item, with ``target = "all"``."""
-    text = f'target = "{ALL_TARGETS}"'
-    instead = f'Choose one target, e.g. target = "{example}".'
-    free = {"setting": ("transductive", "inductive", "graph")}
-    free |= {"partition": EDGE_PARTITIONS}
-    return {
-        f'{name} = "{getattr(s, name)}" needs one class of each item: with {text} use one '
-        f"of {', '.join(able)}. {instead}": getattr(s, name) not in able
-        for name, able in free.items()
-    } | {
-        f"{key} is about one class of each item, but {text} has several "
-        f"labels: remove {key}. {instead}": True
-        for key in _changed(s, "class_weights", "positive_class")
     }
 
 
@@ -221,20 +203,23 @@ def _target_kind(s: GeneralSettings) -> Reasons:
 
 def _values(s: GeneralSettings) -> Reasons:
     """Reject what needs one class of each item, where labels or numbers are predicted."""
-    kind, has_numbers = s.predicts, s.predicts == NUMBERS
+    kind, has_numbers = s.predicts, s.predicts_numbers
     able = ("transductive", "inductive", "graph", EDGE)
     free: tuple[str, ...] = (*EDGE_PARTITIONS, *SHARED_PARTITIONS)
     free += ("network", "dirichlet", "quantile") if has_numbers else ()
     names = CLASS_SETTINGS if has_numbers else CLASS_SETTINGS[:2]
+    end = "."
+    if s.target == ALL_TARGETS and has_targets(s):
+        end += f' Or choose one target, e.g. target = "{TARGETS[s.dataset].example}".'
     return {
         f"{key} = {json.dumps(value, ensure_ascii=False)} is for classes, but the targets "
-        f"are {kind}. Remove {key}.": True
+        f"are {kind}. Remove {key}{end}": True
         for key, value in _changed(s, *names).items()
     } | {
         f'setting = "{s.setting}" is for classes, but the targets are {kind}. '
-        f"Use one of {', '.join(able)}.": s.setting not in able,
+        f"Use one of {', '.join(able)}{end}": s.setting not in able,
         f'partition = "{s.partition}" reads classes, but the targets are '
-        f"{kind}. Use one of {', '.join(free)}.": (
+        f"{kind}. Use one of {', '.join(free)}{end}": (
             s.partition not in free and not s.owners
         ),
     }
@@ -329,9 +314,7 @@ def _sparsity(s: GeneralSettings) -> Reasons:
         "removes data from a partition, but an owner's graph is used unchanged": s.owners,
         f"removes data from the nodes of one graph, but {setting} classifies whole "
         "graphs": s.setting == "graph",
-        "removes data from all features, edges and labels of a client": (
-            s.setting in (LINK, EDGE)
-        ),
+        "removes data from all features, edges and labels of a client": (s.has_pairs),
         f"removes data from the graph of a client, but {setting} also scores nodes "
         "outside it": s.setting in UNSEEN_SETTINGS,
         f"removes data from the graphs of clients, but with {rule} they share edges": (
@@ -346,7 +329,7 @@ def _sparsity(s: GeneralSettings) -> Reasons:
         for name in SPARSITY
     } | {
         f'{kebab(name)} is for plain graphs: remove it for model = "{s.model}".': (
-            getattr(s, name) and reads_types(s)
+            getattr(s, name) and s.reads_types
         )
         for name in SPARSITY
     }
@@ -354,7 +337,7 @@ def _sparsity(s: GeneralSettings) -> Reasons:
 
 def _numbers(s: GeneralSettings) -> Reasons:
     """Reject settings of numbers for others, and statistics that may not leave a client."""
-    kind, is_number = s.predicts, s.predicts == NUMBERS
+    kind, is_number = s.predicts, s.predicts_numbers
     end = "."
     if s.target_kind == "auto":  # a deployment learns it later
         end += ' Set target-kind = "numbers" if the data owners hold them.'
@@ -544,7 +527,7 @@ def _shared_calibration(s: GeneralSettings) -> Reasons:
     """Reject a common calibration without a complete global model, or beside noise."""
     reasons = _without_global_model(s) | {
         'With target-scale = "own" the global model predicts no numbers in their units': (
-            s.predicts == NUMBERS and s.target_scale == "own"
+            s.predicts_numbers and s.target_scale == "own"
         ),
         "upload-noise protects uploads, and the sums of a calibration have no noise": (
             s.upload_noise
@@ -564,13 +547,13 @@ def _conformal_score(s: GeneralSettings) -> Reasons:
     return {
         f'conformal-score = "{SCALED}" scales intervals of numbers, and the run '
         f"predicts {s.predicts}. Use {', '.join(CONFORMAL)}.": (
-            score == SCALED and s.predicts != NUMBERS
+            score == SCALED and not s.predicts_numbers
         ),
         f'conformal-score = "{DIFFUSED}" mixes scores of neighbouring nodes of one '
         'kind, and this run has none to predict. Use "aps".': (
             score == DIFFUSED
             and s.predicts == CLASSES
-            and not (is_of_nodes and not reads_types(s))
+            and not (is_of_nodes and not s.reads_types)
         ),
     }
 
