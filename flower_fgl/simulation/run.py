@@ -27,6 +27,11 @@ from flower_fgl.runs.files import ENDED, ROUNDS, SUMMARY, OnRound, status_of
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.runs.writer import RunWriter, default_folder, require_empty
 from flower_fgl.server_app import warn_of_many_clients
+from flower_fgl.simulation.flower.flower_simulation import (
+    LaunchResult,
+    launch,
+    write_app_folder,
+)
 from flower_fgl.simulation.local import (
     absolute_paths,
     check_run,
@@ -188,7 +193,6 @@ def _run_ray(
     on_round: OnRound | None,
 ) -> RunFolder:
     """Run with Flower's simulation, in a private Flower home."""
-    from flower_fgl.simulation.flower.flower_simulation import launch, write_app_folder
     from flower_fgl.simulation.register import refuse_registered
 
     refuse_registered(config)
@@ -198,7 +202,7 @@ def _run_ray(
     values = {**values, "state-dir": str(Path(states or config.state_dir).resolve())}
     home = Path(tempfile.mkdtemp(prefix="flower-fgl-"))
     watch = _RunMonitor(folder, on_round)
-    flower_status, log_tail, reason = "finished:completed", "", ""
+    result = LaunchResult(None, "finished:completed", "")
     try:
         app_dir = write_app_folder(home / "flower-fgl", config=pyproject_table(METHODS))
         result = launch(
@@ -213,8 +217,6 @@ def _run_ray(
             log_file=home / "flower.log",
             environment=_absolute_folders(),
         )
-        flower_status, log_tail = result.flower_status, result.log_tail
-        reason = result.reason
         watch.read_rounds()
     except _OverdueError:
         log.warning(
@@ -226,7 +228,7 @@ def _run_ray(
         if (folder / SUMMARY).exists() and (home / "flower.log").exists():
             shutil.copy(home / "flower.log", folder / "flower.log")
         shutil.rmtree(home, ignore_errors=True)
-    run = _verify_result(folder, flower_status, log_tail, reason)
+    run = _verify_result(folder, result)
     if states:
         shutil.rmtree(states, ignore_errors=True)
     return run
@@ -242,25 +244,24 @@ def _absolute_folders() -> dict[str, str]:
     }
 
 
-def _verify_result(
-    folder: Path, flower_status: str, log_tail: str, reason: str = ""
-) -> RunFolder:
+def _verify_result(folder: Path, result: LaunchResult) -> RunFolder:
     """Return the run if its folder and Flower both report that it completed."""
+    flower_status = result.flower_status
     # Flower also reports ``completed`` if every client failed or the ServerApp called
     # ``sys.exit``
     if not (folder / SUMMARY).exists():
         raise RunError(
             f"The run wrote nothing; Flower reports {flower_status}. End of its log:\n"
-            f"{log_tail}"
+            f"{result.log_tail}"
         )
-    error = reason or f"Flower reports {flower_status}."
+    error = result.reason or f"Flower reports {flower_status}."
     if (folder / "checkpoint").is_dir():
         error += f" Resume it: flower-fgl run --resume {folder}"
     _correct_status(folder, "failed", error=error)
     run = RunFolder.load(folder)
     if run.status == "completed" and flower_status == "finished:completed":
         return run
-    reason = run.summary.get("error") or f"End of its log:\n{log_tail}"
+    reason = run.summary.get("error") or f"End of its log:\n{result.log_tail}"
     ended = "was interrupted" if run.status == "interrupted" else run.status
     raise RunError(f"The run {ended} (Flower reports {flower_status}). {reason}")
 

@@ -33,9 +33,6 @@ PROGRAMS = Path(sys.executable).parent
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
-CHAIN = ("flower-superlink", "flower-superexec", "flwr-simulation")
-"""Programs of a home, each started by the one before: the last two are the SuperExec, which
-starts runs, and a started run."""
 _KEEPER = Path(__file__).with_name("supervisor.py")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -134,13 +131,24 @@ class FlowerHome:
         )
 
     def find(self, name: str) -> psutil.Process | None:
-        """Return a process of :data:`CHAIN`, running or ended, None if there is none."""
+        """Return the home's process of a program, running or ended, None without one.
+
+        That is ``flower-superlink``; ``flower-superexec``, which starts runs; or
+        ``flwr-simulation``, a started run.
+        """
         if not self.is_alive or self._keeper is None:
             return None
-        process: psutil.Process | None = psutil.Process(self._keeper.pid)
-        for program in CHAIN[: CHAIN.index(name) + 1]:
-            process = process and _child(process, program)
-        return process
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._keeper.pid).children(recursive=True):
+                try:
+                    words = process.cmdline()[:2]  # interpreter and script
+                except psutil.ZombieProcess:  # its command line is gone
+                    words = [process.name()]
+                except psutil.Error:
+                    continue
+                if any(Path(word).name[:15] == name[:15] for word in words):
+                    return process  # Linux truncates a zombie's name to 15 characters
+        return None
 
     def flwr(self, arguments: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         """Start a ``flwr`` command that writes to a file; it ends with this home."""
@@ -212,21 +220,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _child(parent: psutil.Process, name: str) -> psutil.Process | None:
-    """Return the child of ``parent`` that runs the script ``name``, running or ended."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in parent.children():
-            try:
-                words = child.cmdline()[:2]  # interpreter and script
-            except psutil.ZombieProcess:  # its command line is gone
-                words = [child.name()]
-            except psutil.Error:
-                continue
-            if any(Path(word).name[:15] == name[:15] for word in words):
-                return child  # Linux truncates a zombie's name to 15 characters
-    return None
 
 
 def _listens(process: psutil.Process, port: int) -> bool:
