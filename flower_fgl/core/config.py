@@ -9,7 +9,7 @@ the dataset or the task, else the general one. :attr:`RunConfig.sources` records
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -229,7 +229,19 @@ class RunConfig(GeneralSettings, Generic[S]):
 
     def flat(self) -> dict[str, Scalar]:
         """Return the flat run config that parses to this configuration."""
-        return self._by_key(getattr)
+        out: dict[str, Scalar] = {
+            kebab(f.name): getattr(self, f.name) for f in fields(GeneralSettings)
+        }
+        for table, settings in (
+            ("synthetic", self.synthetic),
+            (self.method, self.method_config),
+        ):
+            if is_dataclass(settings):
+                out |= {
+                    f"{table}.{kebab(f.name)}": getattr(settings, f.name)
+                    for f in fields(settings)
+                }
+        return out
 
     def method_settings(self) -> dict[str, Scalar]:
         """Return the method's settings by kebab-case key, without the method's name."""
@@ -239,22 +251,8 @@ class RunConfig(GeneralSettings, Generic[S]):
 
     def general_defaults(self) -> dict[str, Scalar]:
         """Return the general defaults, which a run made before a setting existed used."""
-        return self._by_key(lambda settings, name: getattr(type(settings), name))
-
-    def _by_key(self, value_of: Callable[[Any, str], Scalar]) -> dict[str, Scalar]:
-        out: dict[str, Scalar] = {
-            kebab(f.name): value_of(self, f.name) for f in fields(GeneralSettings)
-        }
-        for table, settings in (
-            ("synthetic", self.synthetic),
-            (self.method, self.method_config),
-        ):
-            if is_dataclass(settings):
-                out |= {
-                    f"{table}.{kebab(f.name)}": value_of(settings, f.name)
-                    for f in fields(settings)
-                }
-        return out
+        own: Any = self.method_config
+        return RunConfig(method=self.method, method_config=own and type(own)()).flat()
 
 
 def _fill(

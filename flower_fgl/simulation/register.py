@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, one_line
 from flower_fgl.core.extensions import adopt, register_row, registered
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.targets import CLASSES, TargetKind
@@ -144,8 +144,8 @@ def pack_registered(instead: str) -> bytes:
         except Exception as error:  # whatever the object's own state raises
             raise ConfigError(
                 f'"{name}", registered in this process, cannot be sent to other processes: '
-                f"{type(error).__name__}: {str(error).splitlines()[0]}. Use {instead}, or "
-                "put it into a package: flower-fgl new NAME writes one."
+                f"{one_line(repr(error))}. Use {instead}, or put it into a package: "
+                "flower-fgl new NAME writes one."
             ) from error
     return bytes(cloudpickle.dumps(rows))  # type: ignore[no-untyped-call]
 

@@ -550,6 +550,9 @@ def test_the_command_calibrates_links_edges_and_numbers(tmp_path: Path) -> None:
     assert card.calibration is not None
     best = TEMPERATURES[int(torch.stack(losses).argmin())]
     assert card.calibration.temperature == best
+    table[:0].to_csv(known, index=False)
+    with pytest.raises(DataError, match=r"known\.csv has no labelled items"):
+        calibrated("--model", run.path, *words)
     run = run_owners(node, tmp_path / "e", setting="edge", **settings)
     edges = pd.read_csv(bank / "edges.csv")
     twice = edges.duplicated(["source", "target"], keep=False)

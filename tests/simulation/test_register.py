@@ -25,7 +25,7 @@ from flower_fgl.methods import Method, parse_config
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.nn import build_model
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.simulation.register import refuse_registered
+from flower_fgl.simulation.register import pack_registered, refuse_registered
 from flower_fgl.strategies.fedavg import FedAvg
 from tests.support.owners import run_owners
 from tests.support.short_runs import SMALL, comparable
@@ -350,3 +350,19 @@ def test_registered_objects_reach_worker_processes(tmp_path: Path) -> None:
     assert best[0] == best[1]
     assert '"locked", registered in this process, cannot be sent' in refusal
     assert "flower-fgl new NAME" in refusal
+
+
+class Unsendable:
+    """An object whose state cannot be sent, for a reason without text."""
+
+    def __reduce__(self) -> str:
+        raise NotImplementedError
+
+
+def test_what_cannot_be_sent_is_named_without_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"backbones": {"mute": Unsendable()}}
+    monkeypatch.setattr("flower_fgl.simulation.register.registered", lambda: rows)
+    with pytest.raises(ConfigError, match=r'"mute", registered.*NotImplementedError'):
+        pack_registered("workers = 1")

@@ -123,6 +123,8 @@ def _items(
         (place, tuple(cells[: len(keys)]), cells[len(keys) :])
         for place, cells in table_cells(labels, (*keys, *columns))
     ]
+    if not rows:
+        raise DataError(f"{show_path(labels)} has no labelled items. Add rows.")
     pairs = [item for _, item, _ in rows] if task == "links" else None
     found = predict_items(saved, graph, Wanted(pairs, from_time=from_time))
     keys = [key for key in keys if key in found.items]
