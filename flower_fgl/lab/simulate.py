@@ -111,7 +111,7 @@ def simulate(
     shown = show_progress(f"{method} on {dataset}", config.rounds, on_round)
     with shown if progress else nullcontext(on_round) as callback:
         return Run.of(
-            run_local(values, workers=workers, on_round=callback, trackers=own)
+            run_local(values, config, workers=workers, on_round=callback, trackers=own)
         )
 
 

@@ -103,9 +103,17 @@ def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return out
 
 
-def check_run(values: Mapping[str, Scalar]) -> RunConfig:
-    """Check settings and prepare the clients' graphs before a run starts."""
-    config = parse_config(values)
+def check_run(
+    values: Mapping[str, Scalar],
+    config: RunConfig | None = None,
+    *,
+    logs_notes: bool = False,
+) -> RunConfig:
+    """Check settings and prepare the clients' graphs before a run starts.
+
+    ``config`` are the same settings, if the caller has parsed them.
+    """
+    config = config or parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
     if config.without_owners and not config.owners:
@@ -117,7 +125,9 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
         from flower_fgl.runs.trackers import open_trackers
 
         open_trackers(config.track)  # reports a missing package before a folder is made
-    open_store(config, config.clients)
+    store = open_store(config, config.clients)
+    if logs_notes:
+        store.log_notes()
     return config
 
 
@@ -175,6 +185,7 @@ def pick_workers(config: RunConfig) -> int:
 @frozen_objects()
 def run_local(
     values: Mapping[str, Scalar],
+    config: RunConfig | None = None,
     *,
     workers: int | None = None,
     client_gpus: float = 0.0,
@@ -183,13 +194,14 @@ def run_local(
 ) -> RunFolder:
     """Run a flat run config with the local engine; see :func:`flower_fgl.simulate`.
 
-    1 worker runs the clients in this process, more start as many Ray actors with
-    ``client_gpus`` each; by default :func:`pick_workers` chooses. ``trackers`` are added to
-    those of the setting ``track``.
+    ``config`` are the same settings, where the caller has parsed them. 1 worker runs the
+    clients in this process, more start as many Ray actors with ``client_gpus`` each; by
+    default :func:`pick_workers` chooses. ``trackers`` are added to those of the setting
+    ``track``.
     """
-    values = count_owners(values)
-    config = check_run(values)
-    open_store(config, config.clients).log_notes()
+    if values.get("owners"):
+        values, config = count_owners(values), None
+    config = check_run(values, config, logs_notes=True)
     if config.keep_client_models and not config.run_dir:
         place = (config.method, config.data_name, config.seed)
         folder = default_folder(Path(config.output_dir).resolve(), *place)
