@@ -8,10 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from flower_fgl.core.agreement import (
-    column_order,
-    hash_names,
-)
+from flower_fgl.core.agreement import column_order, hash_names
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import (
     GraphDataset,
@@ -22,6 +19,8 @@ from flower_fgl.datasets.client_graph import (
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
 from flower_fgl.datasets.splits import graph_sets, links
+from flower_fgl.datasets.splits.edges import earlier_messages
+from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.datasets.transforms.messages import joint_names
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
@@ -43,7 +42,7 @@ from flower_fgl.simulation.prediction.typed import (
     unknown_names,
 )
 
-__all__ = ["Features", "fit_features", "model_input"]
+__all__ = ["Features", "fit_graph"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +110,45 @@ def _with_node_degrees(
     return degrees if is_named else degrees.noting(text)
 
 
-def model_input(
-    fitted: Features, edge_index: Tensor, card: ModelCard, **batch: Any
-) -> GraphInput:
-    """Return the input of a model; ``batch`` are arguments for a set of graphs."""
+def fit_graph(
+    owned: LocalGraphFile | OwnedSet,
+    saved: SavedModel,
+    where: Path | str,
+    sent: Tensor | None = None,
+) -> tuple[Features, GraphInput]:
+    """Fit a graph to a model: return its features as in training, and the model's input.
+
+    ``sent`` (M,), bool, are the edges to classify over which messages pass, by default all.
+    Raises a DataError if the features differ from those in training.
+    """
+    edge_index, batch = owned.dataset.edge_index, dict[str, Any]()
+    if isinstance(owned, OwnedSet):
+        batch = {"batch": owned.dataset.batch, "num_graphs": owned.dataset.num_graphs}
+    elif sent is not None:
+        owned, edge_index = _pass_messages(owned, sent)
+    fitted = passed = _fit_features(owned, edge_index, saved, where)
+    if sent is not None and fitted.edges is not None:
+        passed = replace(fitted, edges=fitted.edges.select(sent))
     graph = GraphInput(fitted.x, edge_index, **batch)
+    return fitted, _with_messages(graph, passed, saved.card)
+
+
+def _pass_messages(
+    owned: LocalGraphFile, sent: Tensor
+) -> tuple[LocalGraphFile, Tensor]:
+    """Let messages pass over some edges only; also return these both ways (2, 2E)."""
+    dataset = owned.dataset
+    assert dataset.edges is not None
+    earlier = dataset.edges.pairs[:, sent].contiguous()
+    if dataset.schema is not None and dataset.messages is not None:
+        shown = earlier_messages(dataset, dataset.schema, earlier)
+        passed_on = dataset.messages.select(shown)
+        owned = replace(owned, dataset=replace(dataset, messages=passed_on))
+    return owned, undirected_simple(earlier, dataset.num_nodes)
+
+
+def _with_messages(graph: GraphInput, fitted: Features, card: ModelCard) -> GraphInput:
+    """Add the edges that the model reads in one direction, with features or by relation."""
     if fitted.typed is not None:
         return graph.with_relations(fitted.typed.relations)
     if not card.messages:
@@ -129,16 +162,13 @@ def model_input(
     return graph.with_messages(edges.index, edges.x)
 
 
-def fit_features(
+def _fit_features(
     owned: LocalGraphFile | OwnedSet,
     edge_index: Tensor,
     saved: SavedModel,
     where: Path | str,
 ) -> Features:
-    """Order and scale features as in training, or raise a DataError if they differ.
-
-    ``edge_index`` (2, 2E) are the edges over which messages pass.
-    """
+    """Order and scale features as in training, or raise a DataError if they differ."""
     card = saved.card
     if card.is_typed:
         return _scale(_fit_typed(owned, saved, where), saved, where)

@@ -1,7 +1,7 @@
 """Cut out the part of a graph that the prediction for one item depends on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +17,8 @@ from flower_fgl.nn.relations import Relations
 from flower_fgl.nn.topology import Direction
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel
-from flower_fgl.simulation.prediction.fit import (
-    Features,
-    fit_features,
-    model_input,
-)
+from flower_fgl.simulation.prediction.fit import Features, fit_graph
 from flower_fgl.simulation.prediction.pairs import PairNodes
-from flower_fgl.simulation.prediction.predict import pass_messages
 from flower_fgl.simulation.prediction.read import (
     read_graph,
     read_set,
@@ -73,7 +68,7 @@ def cut_out(
     owned = without_kinds(owned, saved.card)
     ids = [str(one) for one in owned.ids.tolist()]
     places = [_place(ids, one, "node", where) for one in item]
-    edge_index, sent, row = owned.dataset.edge_index, None, None
+    sent = row = None
     if task == "edges":
         table = owned.dataset.edges
         assert table is not None  # the reader was told to read edges
@@ -88,16 +83,7 @@ def cut_out(
         places = table.pairs[:, row].tolist()
         if table.time is not None:
             sent = table.time < table.time[row]
-            owned, edge_index = pass_messages(owned, sent)
-    fitted = fit_features(owned, edge_index, saved, where)
-    pair_x = None
-    if row is not None:
-        assert fitted.pair_x is not None
-        assert fitted.edges is not None
-        pair_x = fitted.pair_x[[row]]
-        if sent is not None:
-            fitted = replace(fitted, edges=fitted.edges.select(sent))
-    whole = model_input(fitted, edge_index, saved.card)
+    fitted, whole = fit_graph(owned, saved, where, sent)
     if fitted.typed is not None and task != "edges":
         rows: tuple[Tensor, ...] = (fitted.typed.rows,)
         if task == "links":
@@ -110,6 +96,7 @@ def cut_out(
     nodes, own = _reach(saved.card, whole, places)
     part = _part(whole, nodes)
     if task in ("edges", "links"):
+        pair_x = None if fitted.pair_x is None else fitted.pair_x[[row]]
         part = part.with_pairs(own[:, None], pair_x)
     names = [ids[k] for k in nodes.tolist()]
     return _neighbourhood(saved, part, own, names, fitted, is_graph=False)
@@ -122,9 +109,8 @@ def cut_out_graph(
     owned, where = read_set(graph, saved.card)
     dataset = owned.dataset
     place = _place([str(one) for one in owned.ids], item, "graph", where)
-    fitted = fit_features(owned, dataset.edge_index, saved, where)
+    fitted, whole = fit_graph(owned, saved, where)
     nodes = (dataset.batch == place).nonzero().flatten()
-    whole = model_input(fitted, dataset.edge_index, saved.card)
     part = _part(whole, nodes, batch=torch.zeros_like(nodes))
     own, names = torch.arange(len(nodes)), [str(k) for k in range(len(nodes))]
     return _neighbourhood(saved, part, own, names, fitted, is_graph=True)

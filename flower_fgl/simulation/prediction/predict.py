@@ -1,7 +1,7 @@
 """Predict the items of a graph file with a saved model: nodes, graphs, edges or links."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
-from flower_fgl.datasets.splits.edges import earlier_messages
-from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
-from flower_fgl.simulation.prediction.fit import fit_features, model_input
+from flower_fgl.simulation.prediction.fit import fit_graph
 from flower_fgl.simulation.prediction.pairs import (
     PairNodes,
     best_partners,
@@ -35,8 +33,8 @@ from flower_fgl.simulation.prediction.read import (
 )
 from flower_fgl.simulation.prediction.table import Prediction, schema_of, task_of
 
-__all__ = ["Wanted", "conformal_draws", "pass_messages", "predict_graph"]
-__all__ += ["predict_items", "require_scale"]
+__all__ = ["Wanted", "conformal_draws", "predict_graph", "predict_items"]
+__all__ += ["require_scale"]
 
 NODES_AT_ONCE = 1 << 16
 """Nodes of small graphs that are computed at once."""
@@ -136,16 +134,15 @@ def _predict_nodes(
         assert owned.dataset.node_type is not None
         items = {"kind": kinds[owned.dataset.node_type.numpy()], "node": ids}
         owned = without_kinds(owned, saved.card)
-    edge_index = owned.dataset.edge_index
-    fitted = fit_features(owned, edge_index, saved, where)
+    fitted, graph = fit_graph(owned, saved, where)
     notes = [*fitted.notes]
-    logits = saved.model(model_input(fitted, edge_index, saved.card))
+    logits = saved.model(graph)
     if fitted.typed is not None:
         logits = logits[fitted.typed.rows]
         items = {"node": ids[fitted.typed.rows.numpy()]}
     if "kind" in items:
         notes.append("The model reads no kinds: it predicts nodes of all kinds.")
-    return _prediction(items, logits, saved, notes, edge_index)
+    return _prediction(items, logits, saved, notes, owned.dataset.edge_index)
 
 
 def _predict_edges(
@@ -156,35 +153,14 @@ def _predict_edges(
     assert table is not None  # the reader was told to read edges
     chosen = _chosen_edges(table, wanted, where)
     sent, notes = _messages(table, chosen)
-    edge_index = owned.dataset.edge_index
-    if not bool(sent.all()):
-        owned, edge_index = pass_messages(owned, sent)
-    fitted = fit_features(owned, edge_index, saved, where)
-    assert fitted.edges is not None
+    fitted, graph = fit_graph(owned, saved, where, sent)
     assert fitted.pair_x is not None
-    passed = replace(fitted, edges=fitted.edges.select(sent))
-    graph = model_input(passed, edge_index, saved.card)
     pairs = table.pairs[:, chosen]
     logits = decode_pairs(saved.model, graph, pairs, fitted.pair_x[chosen])
     items = _ends(owned, pairs)
     if table.time is not None:
         items["time"] = table.time[chosen].numpy()
     return _prediction(items, logits, saved, [*fitted.notes, *notes])
-
-
-def pass_messages(owned: LocalGraphFile, sent: Tensor) -> tuple[LocalGraphFile, Tensor]:
-    """Let messages pass over some of the edges to predict, (M,) bool, only.
-
-    Also returns these edges (2, 2E) in both directions.
-    """
-    dataset = owned.dataset
-    assert dataset.edges is not None
-    earlier = dataset.edges.pairs[:, sent].contiguous()
-    if dataset.schema is not None and dataset.messages is not None:
-        shown = earlier_messages(dataset, dataset.schema, earlier)
-        passed_on = dataset.messages.select(shown)
-        owned = replace(owned, dataset=replace(dataset, messages=passed_on))
-    return owned, undirected_simple(earlier, dataset.num_nodes)
 
 
 def _chosen_edges(table: EdgeTable, wanted: Wanted, where: Path | str) -> Tensor:
@@ -208,17 +184,16 @@ def _chosen_edges(table: EdgeTable, wanted: Wanted, where: Path | str) -> Tensor
     return chosen
 
 
-def _messages(table: EdgeTable, chosen: Tensor) -> tuple[Tensor, list[str]]:
+def _messages(table: EdgeTable, chosen: Tensor) -> tuple[Tensor | None, list[str]]:
     """Return a mask (M,) of the edges over which messages pass, and a note on them.
 
     These are the edges before the first one to predict. Without times, or if all edges
-    are predicted, they are all edges of the graph.
+    are predicted, the mask is ``None``: they are all edges of the graph.
     """
-    every = torch.ones_like(chosen)
     if table.time is None:
-        return every, []
+        return None, []
     if bool(chosen.all()):
-        return every, [
+        return None, [
             "Messages pass over all edges: later edges were read to predict earlier ones. "
             "Use --from TIME to predict only the edges from a time on."
         ]
@@ -234,10 +209,8 @@ def _predict_links(
     saved: SavedModel, owned: LocalGraphFile, where: Path | str, wanted: Wanted
 ) -> Prediction:
     """Score the given pairs, or the best partners of every node."""
-    edge_index = owned.dataset.edge_index
-    fitted = fit_features(owned, edge_index, saved, where)
+    fitted, graph = fit_graph(owned, saved, where)
     notes = [*fitted.notes]
-    graph = model_input(fitted, edge_index, saved.card)
     nodes = PairNodes.of(graph, schema_of(saved.card))
     if wanted.pairs is None:
         assert wanted.top_k is not None
@@ -266,10 +239,8 @@ def _predict_links(
 def _predict_set(saved: SavedModel, owned: OwnedSet, where: Path | str) -> Prediction:
     """Predict the graphs of a set, some at a time."""
     dataset = owned.dataset
-    fitted = fit_features(owned, dataset.edge_index, saved, where)
-    batch = {"batch": dataset.batch, "num_graphs": dataset.num_graphs}
+    fitted, union = fit_graph(owned, saved, where)
     with torch.inference_mode():
-        union = model_input(fitted, dataset.edge_index, saved.card, **batch)
         logits = [saved.model(union.select(part)) for part in _parts(dataset)]
         ids = np.array(owned.ids, dtype=object)
         return _prediction({"graph": ids}, torch.cat(logits), saved, fitted.notes)
