@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
 from flower_fgl.methods import METHODS, Method
 from flower_fgl.nn import MODELS, assign_models, backbone_shapes
 
-__all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "graph_sizes"]
-__all__ += ["has_stacked_form", "may_stack", "require_memory"]
+__all__ = ["available_memory", "estimate_memory", "graph_sizes", "has_stacked_form"]
+__all__ += ["may_stack", "require_memory"]
 
 GIB = 1 << 30
 WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
@@ -34,34 +34,15 @@ ACTIVATIONS = 3
 FLOAT = 4
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Memory that a run needs beyond that of its first process: bytes by purpose.
-
-    Each part is a lower bound, so that a run that fits is never refused.
-    """
-
-    parts: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """Sum of the parts, in bytes."""
-        return sum(self.parts.values())
-
-    def __str__(self) -> str:
-        parts = sorted(self.parts.items(), key=lambda part: -part[1])
-        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
-
-
 def estimate_memory(
     config: RunConfig, *, engine: str, workers: int = 1, is_cluster: bool = False
-) -> MemoryEstimate:
-    """Estimate the peak memory of a run from its settings and its partition.
+) -> dict[str, int]:
+    """Estimate the memory that a run needs beyond that of its first process, in bytes.
 
     The parts are ``worker processes``, ``graphs``, ``training`` (of the largest client),
-    ``client states``, ``uploads`` of one round and ``stacked graphs``. With the local
-    engine 1 worker is no other process; with ``is_cluster`` only the server's part is
-    here.
+    ``client states``, ``uploads`` of one round and ``stacked graphs``. Each is a lower
+    bound, so that a run that fits is never refused. With the local engine 1 worker is no
+    other process; with ``is_cluster`` only the server's part is here.
 
     Notes
     -----
@@ -92,7 +73,7 @@ def estimate_memory(
             if not is_ray or config.clients_per_node > 1:
                 parts["stacked graphs"] = _stacked_bytes(config, sizes, largest)
     if row.network:
-        return MemoryEstimate(parts)
+        return parts
     sampled = num_sampled(config, config.clients) / config.clients
     if is_host and not (is_ray or is_cluster):  # with Ray the states are files
         copies = 1
@@ -102,7 +83,7 @@ def estimate_memory(
         parts["client states"] = int(copies * weights * share)
     if row.robust:  # uploads are weights
         parts["uploads"] = int(weights * sampled)
-    return MemoryEstimate(parts)
+    return parts
 
 
 def available_memory() -> int:
@@ -118,18 +99,19 @@ def require_memory(
     needed = estimate_memory(
         config, engine=engine, workers=workers, is_cluster=is_cluster
     )
-    free = available_memory()
-    if needed.total <= free:
+    total, free = sum(needed.values()), available_memory()
+    if total <= free:
         return
+    parts = sorted(needed.items(), key=lambda part: -part[1])
+    shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
     raise RunError(
-        f"The run needs at least {needed.total / GIB:.1f} GiB of memory ({needed}), and "
-        f"{free / GIB:.1f} GiB are free. {_advice(needed, engine)}"
+        f"The run needs at least {total / GIB:.1f} GiB of memory ({shown}), and "
+        f"{free / GIB:.1f} GiB are free. {_advice(needed, parts[0][0], engine)}"
     )
 
 
-def _advice(needed: MemoryEstimate, engine: str) -> str:
+def _advice(needed: Mapping[str, int], largest: str, engine: str) -> str:
     """Return what reduces the largest part."""
-    largest = max(needed.parts, key=lambda name: needed.parts[name])
     if largest == "worker processes":
         if engine == "ray":
             return "Use --engine local --workers 1, or fewer workers."
@@ -144,7 +126,7 @@ def _advice(needed: MemoryEstimate, engine: str) -> str:
         "among more clients",
         "stacked graphs": 'Use stacked = "false"',
     }[largest]
-    has_processes = needed.parts["worker processes"]
+    has_processes = needed["worker processes"]
     return f"{advice}{', and --workers 1' if has_processes else ''}."
 
 

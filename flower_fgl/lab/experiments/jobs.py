@@ -284,7 +284,7 @@ def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
 
     try:
         config = check_run(count_owners(settings))
-        needed = estimate_memory(config, engine="local").total
+        needed = sum(estimate_memory(config, engine="local").values())
     except Exception:  # the run reports it
         needed = 0
     return needed, available_memory()
