@@ -23,6 +23,7 @@ import tomli_w
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower.superlink import CONNECTION, FlowerHome, tail
+from flower_fgl.simulation.flower.supervisor import is_running
 from flower_fgl.simulation.resources import (
     fitting_workers,
     on_cluster,
@@ -99,7 +100,7 @@ class FlowerRun:
             lambda: (
                 following.poll() is not None  # the log ends with the run
                 or not self._flower.is_alive
-                or not _is_running(simulation)
+                or not is_running(simulation)
             )
         )
         self._until(lambda: following.poll() is not None, _STATUS_TIMEOUT)
@@ -136,7 +137,7 @@ class FlowerRun:
             if simulation := self._flower.find("flwr-simulation"):
                 return simulation
             superexec = self._flower.find("flower-superexec")
-            if superexec is None or not _is_running(superexec):
+            if superexec is None or not is_running(superexec):
                 return "its SuperExec, which starts runs, has ended."
             return None
 
@@ -153,7 +154,7 @@ class FlowerRun:
             run = (self._flwr(command).get("runs") or [{}])[0]
             if str(run.get("status")).startswith("finished"):
                 return str(run["status"]), str(run.get("status-details") or "")
-            if end is None and not _is_running(simulation):
+            if end is None and not is_running(simulation):
                 end = time.monotonic() + _STATUS_TIMEOUT
             if end is not None and time.monotonic() > end:
                 return "failed", "The run's process was killed before its end."
@@ -188,13 +189,6 @@ class FlowerRun:
             if now >= end:
                 return None
             time.sleep(_POLL)
-
-
-def _is_running(process: psutil.Process) -> bool:
-    """Return whether a process has not ended."""
-    with contextlib.suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def launch(

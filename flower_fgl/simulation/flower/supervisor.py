@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["die_with_parent", "keep"]
+__all__ = ["die_with_parent", "is_running", "keep"]
 
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -94,12 +94,14 @@ def _living(known: set[psutil.Process]) -> set[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             found.add(process)
             found.update(process.children(recursive=True))
-    living = set()
-    for process in found:
-        with contextlib.suppress(psutil.Error):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                living.add(process)
-    return living
+    return set(filter(is_running, found))
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Return whether a process has not ended."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _kill_runs() -> None:
