@@ -103,8 +103,6 @@ def owner_of(kind: Kind, name: str) -> str:
 def described(kind: Kind, name: str) -> str:
     """Return a name and where it comes from, for a message: ``"mine" of package …``."""
     owner = owner_of(kind, name)
-    if name in _registered[kind]:
-        return f'"{name}" ({owner})'
     return f'"{name}" of {owner}' if owner else f'"{name}"'
 
 

@@ -104,10 +104,7 @@ def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def check_run(
-    values: Mapping[str, Scalar],
-    config: RunConfig | None = None,
-    *,
-    logs_notes: bool = False,
+    values: Mapping[str, Scalar], config: RunConfig | None = None
 ) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
@@ -125,9 +122,7 @@ def check_run(
         from flower_fgl.runs.trackers import open_trackers
 
         open_trackers(config.track)  # reports a missing package before a folder is made
-    store = open_store(config, config.clients)
-    if logs_notes:
-        store.log_notes()
+    open_store(config, config.clients)
     return config
 
 
@@ -201,7 +196,8 @@ def run_local(
     """
     if values.get("owners"):
         values, config = count_owners(values), None
-    config = check_run(values, config, logs_notes=True)
+    config = check_run(values, config)
+    open_store(config, config.clients).log_notes()
     if config.keep_client_models and not config.run_dir:
         place = (config.method, config.data_name, config.seed)
         folder = default_folder(Path(config.output_dir).resolve(), *place)
