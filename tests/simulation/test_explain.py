@@ -174,6 +174,8 @@ def test_links_edges_and_numbers_are_explained(tmp_path: Path) -> None:
     score = predict_graph(run.path, bank, pairs=[(0, 1)]).values[0, 0]
     assert found.score == pytest.approx(float(score.sigmoid()), abs=1e-5)
     assert found.what == "link"
+    with pytest.raises(DataError, match='Both ends of the pair are "1"'):
+        explain_item(run.path, bank, ["1", "1"])
     run = simulate("fedavg", setting="edge", run_dir=str(tmp_path / "e"), **banks)
     frame = predict_graph(run.path, bank).to_frame()
     last = frame.iloc[-1]

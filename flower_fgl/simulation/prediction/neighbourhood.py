@@ -93,6 +93,10 @@ def cut_out(
             _place(ids, one, "node of the kind to predict", where, own.tolist())
             for one, own in zip(item, rows, strict=True)
         ]
+    if task == "links" and places[0] == places[1]:
+        raise DataError(
+            f'Both ends of the pair are "{item[0]}". A pair needs two nodes: give another.'
+        )
     nodes, own = _reach(saved.card, whole, places)
     part = _part(whole, nodes)
     if task in ("edges", "links"):
