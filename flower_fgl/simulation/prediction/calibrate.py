@@ -77,7 +77,8 @@ def calibrate_model(
             "--output must not be the folder of the model. Name another one."
         )
     saved = replace(saved, card=replace(saved.card, calibration=None))
-    outputs, y, around = _items(saved, graph, labels, from_time)
+    is_diffused = score == DIFFUSED
+    outputs, y, around = _items(saved, graph, labels, from_time, is_diffused)
     least = least_items(coverage)
     if len(y) < least:
         raise DataError(
@@ -92,7 +93,7 @@ def calibrate_model(
         score=score,
         has_numbers=saved.card.target.has_numbers,
         is_isotonic=is_isotonic,
-        around=around if score == DIFFUSED else None,
+        around=around,
     )
     save_model(
         output,
@@ -107,12 +108,13 @@ def calibrate_model(
 
 
 def _items(
-    saved: SavedModel, graph: Path | str | Any, labels: Path, from_time: float | None
+    saved: SavedModel,
+    graph: Path | str | Any,
+    labels: Path,
+    from_time: float | None,
+    is_diffused: bool,
 ) -> tuple[Tensor, Tensor, Surroundings | None]:
-    """Return outputs (n, C) and truth (n,) or (n, C) of the rows of a table.
-
-    Of nodes with one class each also their graph.
-    """
+    """Return outputs (n, C) and truth (n,) or (n, C) of a table, maybe with the graph."""
     card, task = saved.card, task_of(saved.card)
     is_single = card.target_kind == "classes" or len(card.target.names) == 1
     columns = ["label"] if is_single else list(card.target.names)
@@ -162,7 +164,7 @@ def _items(
         labels_of = torch.tensor(truth, dtype=torch.float64)
         return torch.logit(every[chosen], eps=TINY), labels_of, None
     around = None
-    if task == "nodes" and not card.is_typed:
+    if is_diffused:
         owned, _ = read_graph(graph, card)
         u, index = conformal_draws(len(every)), torch.tensor(chosen)
         around = Surroundings(every.log(), owned.dataset.edge_index, u, index)

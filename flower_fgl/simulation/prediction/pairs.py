@@ -15,11 +15,10 @@ from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.schema import Schema
 from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.link import DotDecoder, pair_codes, pair_sides
+from flower_fgl.nn.link import DotDecoder, pair_sides
 from flower_fgl.simulation.prediction.read import table_cells
 
-__all__ = ["PairNodes", "best_partners", "count_edges", "decode_pairs", "link_score"]
-__all__ += ["read_pairs"]
+__all__ = ["PairNodes", "best_partners", "decode_pairs", "link_score", "read_pairs"]
 
 ENDS = ("source", "target")
 PAIRS_AT_ONCE = 1 << 18
@@ -189,9 +188,3 @@ def best_partners(
 def link_score(logits: Tensor) -> Tensor:
     """Return the score of pairs from the logits (P, 2) of ``no link`` and ``link``."""
     return logits[:, 1] - logits[:, 0]
-
-
-def count_edges(pairs: Tensor, known: Tensor, num_nodes: int) -> int:
-    """Count the pairs (2, P) that are among known links (2, E)."""
-    codes = pair_codes(known, num_nodes)
-    return int(torch.isin(pair_codes(pairs, num_nodes), codes).sum())

@@ -15,13 +15,13 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.datasets.client_graph import EdgeTable, GraphDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet
+from flower_fgl.nn.link import pair_codes
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.runs.saved_model import SavedModel, load_model
 from flower_fgl.simulation.prediction.fit import fit_graph
 from flower_fgl.simulation.prediction.pairs import (
     PairNodes,
     best_partners,
-    count_edges,
     decode_pairs,
     link_score,
     read_pairs,
@@ -219,7 +219,9 @@ def _predict_links(
     else:
         pairs = read_pairs(wanted.pairs, owned.ids, where, nodes)
         score = link_score(decode_pairs(saved.model, graph, pairs))
-        if known := count_edges(pairs, nodes.known, graph.num_nodes):
+        codes = pair_codes(nodes.known, graph.num_nodes)
+        known = int(torch.isin(pair_codes(pairs, graph.num_nodes), codes).sum())
+        if known:
             notes.append(
                 f"{known:,} of {len(score):,} pairs are edges of {where}, over which "
                 "messages pass: their scores are too high to judge the model by."
