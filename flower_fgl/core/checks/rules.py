@@ -86,7 +86,7 @@ def least_uploads(settings: GeneralSettings) -> int:
 def check_data(s: GeneralSettings) -> None:
     """Reject a dataset, task, target, partition or split that contradict each other."""
     for rules, applies in (
-        (_target, has_targets(s)),
+        (_target, has_targets(s) and s.target != ALL_TARGETS),
         (_target_kind, s.target_kind != "auto"),
         (_values, s.predicts != CLASSES),
         (_owners, True),
@@ -154,10 +154,8 @@ def _is_odd(read: Callable[[str], object], text: str) -> bool:
 
 
 def _target(s: GeneralSettings) -> Reasons:
-    """Reject a missing target, a number out of range, and all where one is needed."""
+    """Reject a missing target, and a number out of range."""
     (count, example), target, name = TARGETS[s.dataset], s.target, s.dataset
-    if target == ALL_TARGETS:
-        return {}
     are_numbers = example.isdecimal()
     names = f"0 to {count - 1}" if are_numbers else "with the names in its files"
     item = "graph" if name.startswith("ogbg") else "node"
@@ -314,7 +312,7 @@ def _sparsity(s: GeneralSettings) -> Reasons:
         "removes data from a partition, but an owner's graph is used unchanged": s.owners,
         f"removes data from the nodes of one graph, but {setting} classifies whole "
         "graphs": s.setting == "graph",
-        "removes data from all features, edges and labels of a client": (s.has_pairs),
+        "removes data from all features, edges and labels of a client": s.has_pairs,
         f"removes data from the graph of a client, but {setting} also scores nodes "
         "outside it": s.setting in UNSEEN_SETTINGS,
         f"removes data from the graphs of clients, but with {rule} they share edges": (
