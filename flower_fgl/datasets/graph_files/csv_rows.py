@@ -76,14 +76,17 @@ NO_LABELS = (
 class Table:
     """Content of ``nodes.csv`` or ``edges.csv``; a missing text column is empty.
 
-    ``parts`` has the text column of each part of the split, if each has its own.
-    ``inexact`` are the features with a whole number that float32 does not hold.
+    ``parts`` has the text column of each part of the split, if each has its own, and
+    ``targets`` those of labels or numbers. ``inexact`` are the features with a whole
+    number that float32 does not hold.
     """
 
     path: Path
+    header: list[str]
     feature_names: list[str]
     text: dict[str, list[str]]
     parts: dict[str, str]
+    targets: TargetColumns
     lines: array[int] = field(default_factory=lambda: array("q"))
     blocks: list[Array] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
@@ -134,17 +137,25 @@ def read_table(
     *,
     items: str = "nodes",
     needs_features: bool = True,
+    target_kind: str | None = None,
 ) -> Table:
-    """Read a table; convert features to numbers, and note faulty columns."""
+    """Read a table; convert features to numbers, and note faulty columns.
+
+    ``target_kind`` is as in :func:`target_columns`, by default there are no such columns.
+    """
     rows = csv_rows(path, required)
     _, header = next(rows)
+    is_nodes = "id" in required
+    targets = TargetColumns()
+    if target_kind is not None:
+        targets = target_columns(path, header, target_kind, of_edges=not is_nodes)
+    text_columns = (*text_columns, *targets.read, *targets.unread)
     parts = _split_columns(header, text_columns, path)
     text_columns = (*text_columns, *parts.values())
     places = {c: header.index(c) for c in text_columns if c in header}
     columns = [i for i, c in enumerate(header) if c not in text_columns]
     names = [header[i] for i in columns]
-    table = Table(path, names, {c: [] for c in text_columns}, parts)
-    is_nodes = "id" in required
+    table = Table(path, header, names, {c: [] for c in text_columns}, parts, targets)
     if is_nodes and needs_features and not columns:
         raise DataError(
             f"{table.where} has no feature column besides id, label and split. Add one."
@@ -232,15 +243,18 @@ def csv_cells(
 def _check_header(
     header: list[str], required: Sequence[str], where: str, *, more: bool
 ) -> None:
-    """Check the names of the columns."""
+    """Check the names of the columns; labels or numbers may replace ``label``."""
     odd = [mark for mark in ";\t" if any(mark in column for column in header)]
-    if odd and not set(required) <= set(header):
+    missing = set(required).difference(header)
+    if any(c == ALONE or (":" in c and _is_similar(c)) for c in header):
+        missing -= {"label"}
+    if odd and missing:
         found = "semicolons" if odd[0] == ";" else "tabs"
         raise DataError(
             f"{where}: the columns {', '.join(required)} are separated by {found}. "
             "Separate the columns with commas, and write decimals with a point."
         )
-    if not set(required) <= set(header) or len(set(header)) < len(header):
+    if missing or len(set(header)) < len(header):
         raise DataError(
             f"{where}: the columns must be {', '.join(required)}"
             + (" and features, each once" if more else ", each once")
@@ -400,11 +414,6 @@ class TargetColumns(NamedTuple):
     unread: tuple[str, ...] = ()
     why: str = ""
 
-    @property
-    def held(self) -> tuple[str, ...]:
-        """All columns."""
-        return (*self.read, *self.unread)
-
 
 @dataclass(frozen=True)
 class Wanted:
@@ -438,17 +447,13 @@ class Wanted:
 
 
 def target_columns(
-    path: Path, kind: str = "auto", *, of_edges: bool = False
+    path: Path, header: Sequence[str], kind: str, *, of_edges: bool
 ) -> TargetColumns:
     """Return the columns of labels or numbers in the header of a table.
 
     Of columns of several kinds, those of ``kind`` are read; ``auto`` is an error then, and
     with an empty text, where no column is predicted, all labels and numbers are returned.
     """
-    try:
-        _, header = next(csv_rows(path, ()))
-    except (DataError, StopIteration):  # the table's reader reports it
-        return TargetColumns()
     kinds = {c: kind_of_column(c, of_edges=of_edges) for c in header}
     held = [c for c in header if kinds[c]]
     found = [c for c in held if c != "label"]
@@ -481,12 +486,8 @@ def _reject_similar(
     if "label" in header and not found:
         return
     for column in header:
-        start, mark, _ = column.partition(":")
-        is_similar = (
-            start.strip().casefold() in ("label", "target") and column != "label"
-        )
-        of_table = of_edges and column == ALONE  # an end of the edge
-        if is_similar and (mark or found) and column not in found and not of_table:
+        is_other = column in ("label", *found) or (of_edges and column == ALONE)
+        if _is_similar(column) and (":" in column or found) and not is_other:
             form = "target:NAME" if of_edges else "label:NAME or target:NAME"
             raise DataError(
                 f'{show_path(path)}: the column "{clip(column)}" is not read as a target. '
@@ -494,13 +495,17 @@ def _reject_similar(
             )
 
 
-def read_columns(
-    table: Table, columns: Sequence[str], folder: Path
-) -> dict[str, Array]:
+def _is_similar(column: str) -> bool:
+    """Return whether a column has the name of a target, in any spelling."""
+    return column.partition(":")[0].strip().casefold() in ("label", "target")
+
+
+def read_columns(table: Table, folder: Path) -> dict[str, Array]:
     """Return labels or numbers, and their names, as of nodes in an ``.npz`` file.
 
     ``folder`` may hold ``targets.csv``.
     """
+    columns = table.targets.read
     are_labels = columns[0].startswith(LABEL)
     names = [c if c == ALONE else c.partition(":")[2].strip() for c in columns]
     cells = np.array([_values(table, c, are_labels=are_labels) for c in columns]).T

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import os
 from array import array
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,6 @@ from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.csv_rows import (
     Table,
-    TargetColumns,
     Wanted,
     csv_cells,
     csv_rows,
@@ -33,7 +31,6 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     read_finite,
     read_number,
     read_table,
-    target_columns,
 )
 from flower_fgl.datasets.graph_files.own_split import PARTS, part_of_split
 from flower_fgl.datasets.graph_files.validate import (
@@ -103,17 +100,15 @@ def read_csv_folder(
     """
     path = folder / NODES
     reject_set(path)
-    columns = target_columns(path, wanted.kind_of_nodes)
-    needs_label = wanted.needs_labels and not columns.read
-    required = ("id", "label") if needs_label else ("id",)
-    nodes = read_table(path, required, (*TEXT_COLUMNS, *columns.held))
+    required = ("id", "label") if wanted.needs_labels else ("id",)
+    nodes = read_table(path, required, TEXT_COLUMNS, target_kind=wanted.kind_of_nodes)
     index = attempt(index_ids, nodes)
     arrays: dict[str, Array | None] = {}
     if wanted.needs_labels:
-        arrays |= read_predicted(nodes, columns.read, "node", folder, attempt)
+        arrays |= read_predicted(nodes, "node", folder, attempt)
     arrays["x"] = nodes.features(attempt)
     arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
-    notes = [*unread_tables(folder), *split_note(nodes, columns)]
+    notes = [*unread_tables(folder), *split_note(nodes)]
     if index is not None:
         ends = (End("source", NODES, index), End("target", NODES, index))
         path = folder / "edges.csv"
@@ -123,28 +118,23 @@ def read_csv_folder(
         if os.path.exists(path := folder / "outside.csv"):
             arrays["outside_edges"] = attempt(_outside_edges, path, index)
             arrays["outside_ids"] = hash_ids(nodes.text["id"])
-    if columns.read and not wanted.needs_labels:
-        unread = f"{', '.join(columns.read)} will not be read: only edges are."
+    if nodes.targets.read and not wanted.needs_labels:
+        unread = f"{', '.join(nodes.targets.read)} will not be read: only edges are."
         notes.append(f"{nodes.where}: {unread}")
     arrays["notes"] = np.array(notes, dtype=np.str_)
     return {key: array for key, array in arrays.items() if array is not None}
 
 
 def read_predicted(
-    table: Table,
-    several: Sequence[str],
-    item: str,
-    folder: Path,
-    attempt: ErrorCollector,
+    table: Table, item: str, folder: Path, attempt: ErrorCollector
 ) -> dict[str, Array]:
     """Return what is predicted of the rows of a table, and their split.
 
-    These are labels or numbers in ``several`` columns, or else classes. ``folder`` may hold
-    tables that list them.
+    ``folder`` may hold tables that list the classes or numbers.
     """
     found = (
-        attempt(read_columns, table, several, folder)
-        if several
+        attempt(read_columns, table, folder)
+        if table.targets.read
         else attempt(_read_classes, table, folder, item)
     )
     return (found or {}) | (attempt(_read_masks, table) or {})
@@ -166,27 +156,24 @@ def reject_set(path: Path) -> None:
 
 def index_ids(nodes: Table, item: str = "node") -> dict[str, int]:
     """Return the row of each id; reject empty, duplicate and unprintable ids."""
-    ids = nodes.text["id"]
-    index = dict(zip(ids, range(len(ids)), strict=True))
-    is_plain = "".join(ids).isprintable() and max(map(len, ids)) <= LONGEST_NAME
-    if is_plain and "" not in index and len(index) == len(ids):
-        return index
-    count: Counter[str] = Counter()
+    index: dict[str, int] = {}
     for line, name in nodes.cells("id"):
-        where = f"{nodes.where}, line {line}"
         if not name:
-            raise DataError(f"{where}: the id is empty. Give each {item} an id.")
+            raise DataError(
+                f"{nodes.where}, line {line}: the id is empty. Give each {item} an id."
+            )
         if len(name) > LONGEST_NAME or has_control_characters(name):
             raise DataError(
-                f'{where}: id "{clip(name)}" must be one line of at most {LONGEST_NAME} '
-                "characters. Shorten it, or remove the control characters."
+                f'{nodes.where}, line {line}: id "{clip(name)}" must be one line of at '
+                f"most {LONGEST_NAME} characters. Shorten it, or remove the control "
+                "characters."
             )
-        count[name] += 1
-        if count[name] > 1:
+        if name in index:
             raise DataError(
-                f'{where}: id "{clip(name)}" is already taken by a line above. Give each '
-                f"{item} its own id."
+                f'{nodes.where}, line {line}: id "{clip(name)}" is already taken by a line '
+                f"above. Give each {item} its own id."
             )
+        index[name] = len(index)
     return index
 
 
@@ -250,22 +237,14 @@ def _edges(
     _, header = next(csv_rows(path, ENDS))
     if len(header) == 2:
         return {"edges": read_ends(path, ends)}
-    columns = target_columns(path, wanted.target_kind, of_edges=True)
-    is_read = "label" in header or bool(columns.read) or wanted.scores_edges
-    return read_described_edges(
-        path, ends, columns, attempt, path.parent, wanted, notes, is_read=is_read
-    )
+    return read_described_edges(path, ends, attempt, path.parent, wanted, notes)
 
 
 def read_ends(path: Path, ends: tuple[End, End]) -> Array:
     """Return the rows of the source and the target of each edge, shape (M, 2)."""
-    rows = csv_rows(path, ENDS)
-    _, header = next(rows)
-    places = [header.index(column) for column in ENDS]
-    (at_source, at_target), (sources, targets) = places, (end.rows for end in ends)
     found = array("q")
-    for line, row in rows:
-        source, target = row[at_source].strip(), row[at_target].strip()
+    sources, targets = (end.rows for end in ends)
+    for line, (source, target) in csv_cells(path, ENDS):
         pair = sources.get(source, -1), targets.get(target, -1)
         if -1 in pair:
             fault = ends[0].fault(source) if pair[0] < 0 else ends[1].fault(target)
@@ -277,20 +256,19 @@ def read_ends(path: Path, ends: tuple[End, End]) -> Array:
 def read_described_edges(
     path: Path,
     ends: tuple[End, End],
-    columns: TargetColumns,
     attempt: ErrorCollector,
     folder: Path,
     wanted: Wanted,
     notes: list[str],
-    *,
-    is_read: bool,
 ) -> dict[str, Array]:
     """Return the arrays of an edge table with classes, numbers or features of edges.
 
-    Times and a split are refused unless ``is_read`` says that edges are predicted.
-    ``folder`` may list classes or numbers; ``notes`` get those of :func:`split_note`.
+    Times and a split are refused unless edges are predicted. ``folder`` may list classes
+    or numbers; ``notes`` get those of :func:`split_note`.
     """
-    table = read_table(path, ENDS, (*EDGE_COLUMNS, *columns.held))
+    table = read_table(path, ENDS, EDGE_COLUMNS, target_kind=wanted.target_kind)
+    is_labelled = "label" in table.header or bool(table.targets.read)
+    is_read = is_labelled or wanted.scores_edges
     unread = [name for name in EDGE_COLUMNS[2:] if table.text[name]]
     unread += table.parts.values()
     if unread and not is_read:
@@ -306,11 +284,11 @@ def read_described_edges(
         "edge_attr": table.features(attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
     }
-    notes += split_note(table, columns)
+    notes += split_note(table)
     if wanted.scores_edges:
-        arrays["edge_label"] = _known_edges(table, columns.read)
+        arrays["edge_label"] = _known_edges(table)
     elif is_read:
-        found = read_predicted(table, columns.read, "edge", folder, attempt)
+        found = read_predicted(table, "edge", folder, attempt)
         y = "edge_target" if "target_names" in found else "edge_label"
         arrays |= {y if k == "y" else f"edge_{k}": one for k, one in found.items()}
     if table.text["time"]:
@@ -318,10 +296,10 @@ def read_described_edges(
     return {key: array for key, array in arrays.items() if array is not None}
 
 
-def _known_edges(table: Table, several: Sequence[str]) -> Array:
+def _known_edges(table: Table) -> Array:
     """Return 0 for an edge with a known class or number, else -1; (M,), int64."""
     is_known = np.zeros(len(table.lines), dtype=np.bool_)
-    for name in ("label", *several):
+    for name in ("label", *table.targets.read):
         if texts := table.text[name]:
             tests = (bool(cell) and not marks_unknown(cell) for cell in texts)
             if name != "label":  # -1 is a number like others
@@ -428,11 +406,12 @@ def _read_masks(table: Table) -> dict[str, Array]:
     return {f"{name}_mask": places == place[name] for name in PARTS}
 
 
-def split_note(table: Table, columns: TargetColumns) -> list[str]:
+def split_note(table: Table) -> list[str]:
     """Return notes that name the columns of the split, and targets that are not read."""
     parts = ", ".join(table.parts.values())
     note = parts and f"the columns {parts} hold the split and are not features."
-    return [f"{table.path.name}: {text}" for text in (note, columns.why) if text]
+    texts = (note, table.targets.why)
+    return [f"{table.path.name}: {text}" for text in texts if text]
 
 
 def unread_tables(folder: Path) -> list[str]:
@@ -454,15 +433,17 @@ def _if_features(table: Table) -> str:
 
 def _flags(table: Table, column: str) -> Array:
     """Convert a column of 0 and 1, or false and true, to booleans."""
-    number = {cell: read_number(cell) for cell in set(table.text[column])}
-    flags = {cell: value for cell, value in number.items() if value in (0.0, 1.0)}
+
+    def read(cell: str) -> float | None:
+        value = read_number(cell)
+        return value if value in (0.0, 1.0) else None
+
     found = table.numbers(
         column,
-        flags.get,
+        read,
         lambda cell: (
             f': column "{clip(column)}" is read as a part of the split, expected '
             f'0 or 1 (false or true), got "{clip(cell)}". {_if_features(table)}'
         ),
     )
-    is_in: Array = found == 1.0
-    return is_in
+    return found.astype(np.bool_)

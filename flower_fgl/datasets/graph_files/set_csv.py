@@ -30,7 +30,6 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     Wanted,
     csv_rows,
     read_table,
-    target_columns,
 )
 from flower_fgl.datasets.graph_files.csv_tables import (
     index_ids,
@@ -64,9 +63,14 @@ def read_set_folder(
     the tables were read. Arrays with an error that was collected are missing.
     """
     path = folder / GRAPHS
-    columns = target_columns(path, wanted.kind_of_nodes)
-    text = (*GRAPH_COLUMNS, *columns.held)
-    graphs = read_table(path, ("id",), text, items="graphs", needs_features=False)
+    graphs = read_table(
+        path,
+        ("id",),
+        GRAPH_COLUMNS,
+        items="graphs",
+        needs_features=False,
+        target_kind=wanted.kind_of_nodes,
+    )
     check_number(len(graphs.lines), graphs.where)  # before other tables fill the memory
     if graphs.feature_names:
         known = (*GRAPH_COLUMNS, "label:NAME", "target", "target:NAME")
@@ -76,19 +80,19 @@ def read_set_folder(
         )
     index = attempt(index_ids, graphs, "graph")
     arrays: dict[str, Array | None] = {}
-    if wanted.needs_labels and not columns.read and not graphs.text["label"]:
+    if wanted.needs_labels and not (graphs.targets.read or graphs.text["label"]):
         attempt.add(
             f"{graphs.where} has no column label (the class of each graph), label:NAME or "
             "target. Add one; its cells may be empty."
         )
     elif wanted.needs_labels:
-        arrays |= read_predicted(graphs, columns.read, "graph", folder, attempt)
+        arrays |= read_predicted(graphs, "graph", folder, attempt)
     ids = graphs.text["id"]
     arrays["graph_ids"] = np.array(ids, dtype=np.str_)
     if keys := graphs.text["key"]:
         pairs = zip(keys, ids, strict=True)
         arrays["graph_keys"] = np.array([key or name for key, name in pairs], np.str_)
-    notes = [*unread_tables(folder), *split_note(graphs, columns)]
+    notes = [*unread_tables(folder), *split_note(graphs)]
     arrays |= attempt(read_prepared_cell, folder) or {}
     if graphs.text["smiles"]:
         arrays |= attempt(_molecules, graphs, attempt) or {}

@@ -250,10 +250,9 @@ def _reject_unlisted(
 
 def _columns_to_predict(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
     """Return the columns of a table that hold classes, labels or numbers."""
-    if found := target_columns(path, "", of_edges=of_edges).read:
-        return found
-    _, header = next(csv_rows(path, () if of_edges else ("id",)))
-    return ("label",) if "label" in header else ()
+    _, header = next(csv_rows(path, ENDS if of_edges else ("id",)))
+    found = target_columns(path, header, "", of_edges=of_edges).read
+    return found or ("label",) * ("label" in header)
 
 
 def _target_kind(folder: Path, kinds: Sequence[str], options: Wanted) -> str:
@@ -307,17 +306,20 @@ def read_typed_folder(
     index, notes, labels = {}, unread_tables(folder), None
     for kind in schema.node_types:
         path, is_target = folder / "nodes" / f"{kind}.csv", kind == schema.target
-        kind_of_target = wanted.kind_of_nodes if is_target else ""
-        if (columns := attempt(target_columns, path, kind_of_target)) is None:
-            continue
-        text = (*TEXT_COLUMNS, *columns.held)
-        table = attempt(read_table, path, ("id",), text, needs_features=False)
+        table = attempt(
+            read_table,
+            path,
+            ("id",),
+            TEXT_COLUMNS,
+            needs_features=False,
+            target_kind=wanted.kind_of_nodes if is_target else "",
+        )
         if table is None:
             continue
         tables[kind], index[kind] = table, attempt(index_ids, table)
         if is_target:
-            labels = attempt(_labels, table, columns.read, folder, wanted)
-            notes += split_note(table, columns)
+            labels = attempt(_labels, table, folder, wanted)
+            notes += split_note(table)
         else:
             notes += attempt(_unread, table, schema.target) or ()
     features = {kind: table.features(attempt) for kind, table in tables.items()}
@@ -394,14 +396,12 @@ def _unread(table: Table, target: str) -> list[str]:
     ]
 
 
-def _labels(
-    table: Table, several: Sequence[str], folder: Path, wanted: Wanted
-) -> TypedTarget:
+def _labels(table: Table, folder: Path, wanted: Wanted) -> TypedTarget:
     """Return labels or numbers, and the split, of the nodes to predict."""
     number = len(table.lines)
     if not wanted.needs_labels:
         return TypedTarget(torch.full((number,), -1), Target.classes(("",)))
-    arrays = read_predicted(table, several, "node", folder, ErrorCollector())
+    arrays = read_predicted(table, "node", folder, ErrorCollector())
     target = read_names(arrays, table.where)
     found = read_values(arrays, table.where, target, number)
     masks = read_masks(arrays, table.where, PARTS)
@@ -416,11 +416,7 @@ def _described(
     notes: list[str],
 ) -> EdgeTable:
     """Return the edges of the predicted relation, as row numbers of its two kinds."""
-    columns = target_columns(path, wanted.target_kind, of_edges=True)
-    attempt = ErrorCollector()
-    arrays = read_described_edges(
-        path, ends, columns, attempt, folder, wanted, notes, is_read=True
-    )
+    arrays = read_described_edges(path, ends, ErrorCollector(), folder, wanted, notes)
     if wanted.scores_edges:
         arrays |= KNOWN_EDGES
     return edge_table(arrays, show_path(path))
