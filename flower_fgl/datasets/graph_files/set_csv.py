@@ -95,7 +95,7 @@ def read_set_folder(
     notes = [*unread_tables(folder), *split_note(graphs)]
     arrays |= attempt(read_prepared_cell, folder) or {}
     if graphs.text["smiles"]:
-        arrays |= attempt(_molecules, graphs, attempt) or {}
+        arrays |= attempt(_read_molecules, graphs, attempt) or {}
     elif index is not None:
         read = _typed_graphs if os.path.exists(folder / RELATIONS) else _graphs
         arrays |= attempt(read, folder, index, attempt, notes) or {}
@@ -112,40 +112,14 @@ def check_number(number: int, where: str) -> None:
         )
 
 
-def _molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
-    """Return the graphs of molecules."""
-    for name in (NODES, EDGES):
-        if os.path.exists(graphs.path.parent / name):
-            raise DataError(
-                f"{graphs.where} has a column smiles, from which the graphs are made: "
-                f"{name} would not be read. Remove the column or the table."
-            )
-    return read_molecules(graphs, attempt)
-
-
 class _Nodes(NamedTuple):
-    """The nodes of one table: their graphs (n,), and where each graph's ids are.
-
-    ``codes`` numbers the different ids. ``keys`` (n,) are graph · number of codes + code in
-    ascending order, and ``rows`` (n,) those of the table.
-    """
+    """The nodes of one table: their graphs (n,), and an index of graphs and ids."""
 
     path: Path
     graph: Array
-    codes: dict[str, int]
-    keys: Array
-    rows: Array
+    index: Any
     x: Array | None
     names: list[str]
-
-    def find(self, graph: Array, ids: Sequence[str]) -> Array:
-        """Return the row of each id in its graph, (m,), -1 for an unknown one."""
-        found = (self.codes.get(name, -1) for name in ids)
-        code = np.fromiter(found, dtype=np.int64, count=len(ids))
-        wanted = graph * len(self.codes) + code
-        place = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
-        is_known = (code >= 0) & (self.keys[place] == wanted)
-        return np.where(is_known, self.rows[place], -1)
 
 
 def _graph_numbers(table: Table, index: dict[str, int]) -> Array:
@@ -176,16 +150,10 @@ def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _
             "into graphs.csv. If it is a feature of nodes, rename it."
         )
     graph = _graph_numbers(nodes, index)
-    codes: dict[str, int] = {}
-    found = (codes.setdefault(name, len(codes)) for name in nodes.text["id"])
-    code = np.fromiter(found, dtype=np.int64, count=len(graph))
-    keys = graph * len(codes) + code
-    rows = np.argsort(keys, kind="stable")
-    keys = keys[rows]
-    faulty = rows[1:][keys[1:] == keys[:-1]].tolist()  # as a line above
-    faulty += (code == codes.get("", -1)).nonzero()[0][:1].tolist()
-    if faulty:
-        row = min(faulty)
+    own = _index(graph, nodes.text["id"])
+    is_faulty = own.duplicated() | (own.get_level_values(1) == "")
+    if is_faulty.any():
+        row = int(is_faulty.argmax())
         name = nodes.text["id"][row]
         fault = "is already taken by a line above" if name else "is empty"
         raise DataError(
@@ -193,7 +161,14 @@ def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _
             f'graph "{clip(nodes.text["graph"][row])}" {fault}. Give each node of a graph '
             "its own id."
         )
-    return _Nodes(path, graph, codes, keys, rows, nodes.features(attempt), names)
+    return _Nodes(path, graph, own, nodes.features(attempt), names)
+
+
+def _index(graph: Array, ids: Sequence[str]) -> Any:
+    """Return the pandas index of some nodes by graph and id."""
+    import pandas as pd
+
+    return pd.MultiIndex.from_arrays([graph, ids])
 
 
 def _graphs(
@@ -274,8 +249,13 @@ def _edges(
             "labelled. Remove it, or rename it if it is a feature of the edges."
         )
     graph = _graph_numbers(table, index)
-    sides = zip(ends, nodes, strict=True)
-    found = np.stack([of.find(graph, table.text[end]) for end, of in sides], axis=1)
+    found = np.stack(
+        [
+            of.index.get_indexer(_index(graph, table.text[end]))
+            for end, of in zip(ends, nodes, strict=True)
+        ],
+        axis=1,
+    )
     if len(unknown := np.argwhere(found < 0)):
         row, side = unknown[0].tolist()
         raise DataError(
@@ -295,13 +275,14 @@ CHARGES = (-5, 6)
 """Charges of an atom that torch-geometric's table holds."""
 
 
-def read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
-    """Convert the column ``smiles`` to the arrays of a set of graphs.
-
-    These are ``graph_of_node``, ``edges``, the features of atoms (sparse) and bonds
-    with their names, and ``smiles`` (G,). A DataError says that rdkit is missing, or
-    that rows cannot be read: of these 20 are named, and all counted.
-    """
+def _read_molecules(graphs: Table, attempt: ErrorCollector) -> dict[str, Array]:
+    """Convert the column ``smiles`` to the arrays of a set; name 20 faulty rows."""
+    for name in (NODES, EDGES):
+        if os.path.exists(graphs.path.parent / name):
+            raise DataError(
+                f"{graphs.where} has a column smiles, from which the graphs are made: "
+                f"{name} would not be read. Remove the column or the table."
+            )
     parse = _smiles_reader(graphs.where)
     from torch_geometric.utils.smiles import e_map, x_map
 
