@@ -67,14 +67,15 @@ KNOWN += ("targets.csv", "outside.csv", "prepared.csv")
 
 
 class End(NamedTuple):
-    """One end of the edges of a table: its column, and the nodes that it names.
-
-    ``rows`` are the rows of the nodes by id in the table ``of``.
-    """
+    """A column of ids, such as one end of edges, and the rows that they have in ``of``."""
 
     column: str
     of: str
     rows: Mapping[str, int]
+
+    def rows_in(self, table: Table) -> Array:
+        """Return the rows that the column of a table names, (n,), int64."""
+        return table.numbers(self.column, self.rows.get, self.fault).astype(np.int64)
 
     def fault(self, name: str) -> str:
         """Say that an id is in no row."""
@@ -278,9 +279,8 @@ def read_described_edges(
             "with a column label, the class of each edge, or target:NAME, a number of "
             'each, and setting = "edge".'
         )
-    pairs = [table.numbers(end.column, end.rows.get, end.fault) for end in ends]
     arrays: dict[str, Array | None] = {
-        "edges": np.stack(pairs, axis=1).astype(np.int64),
+        "edges": np.stack([end.rows_in(table) for end in ends], axis=1),
         "edge_attr": table.features(attempt),
         "edge_attr_names": np.array(table.feature_names, dtype=np.str_),
     }

@@ -14,7 +14,6 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from flower_fgl.datasets.graph_files.csv_rows import (
     read_table,
 )
 from flower_fgl.datasets.graph_files.csv_tables import (
+    End,
     index_ids,
     read_predicted,
     read_prepared_cell,
@@ -98,7 +98,8 @@ def read_set_folder(
         arrays |= attempt(_read_molecules, graphs, attempt) or {}
     elif index is not None:
         read = _typed_graphs if os.path.exists(folder / RELATIONS) else _graphs
-        arrays |= attempt(read, folder, index, attempt, notes) or {}
+        of = End("graph", GRAPHS, index)
+        arrays |= attempt(read, folder, of, attempt, notes) or {}
     arrays["notes"] = np.array(notes, dtype=np.str_)
     return {key: found for key, found in arrays.items() if found is not None}
 
@@ -122,20 +123,7 @@ class _Nodes(NamedTuple):
     names: list[str]
 
 
-def _graph_numbers(table: Table, index: dict[str, int]) -> Array:
-    """Return the number of the graph of each row."""
-    numbers = table.numbers(
-        "graph",
-        index.get,
-        lambda graph: (
-            f': graph "{clip(graph)}" is not an id in graphs.csv. Correct it, or '
-            "add a line to graphs.csv."
-        ),
-    )
-    return numbers.astype(np.int64)
-
-
-def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _Nodes:
+def _read_nodes(path: Path, graphs: End, attempt: ErrorCollector) -> _Nodes:
     """Read a table of nodes of all graphs."""
     ids = ("graph", "id")
     columns = (*ids, "split")
@@ -149,7 +137,7 @@ def _read_nodes(path: Path, index: dict[str, int], attempt: ErrorCollector) -> _
             f'{nodes.where}: column "{clip(misplaced[0])}" is about graphs: it belongs '
             "into graphs.csv. If it is a feature of nodes, rename it."
         )
-    graph = _graph_numbers(nodes, index)
+    graph = graphs.rows_in(nodes)
     own = _index(graph, nodes.text["id"])
     is_faulty = own.duplicated() | (own.get_level_values(1) == "")
     if is_faulty.any():
@@ -172,10 +160,10 @@ def _index(graph: Array, ids: Sequence[str]) -> Any:
 
 
 def _graphs(
-    folder: Path, index: dict[str, int], attempt: ErrorCollector, notes: list[str]
+    folder: Path, graphs: End, attempt: ErrorCollector, notes: list[str]
 ) -> dict[str, Array | None]:
     """Return nodes and edges, with the nodes in the order of ``graphs.csv``."""
-    nodes = _read_nodes(folder / NODES, index, attempt)
+    nodes = _read_nodes(folder / NODES, graphs, attempt)
     order = np.argsort(nodes.graph, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -184,7 +172,7 @@ def _graphs(
         "x": None if nodes.x is None else nodes.x[order],
         "feature_names": np.array(nodes.names, dtype=np.str_),
     }
-    found = attempt(_edges, folder / EDGES, index, (nodes, nodes))
+    found = attempt(_edges, folder / EDGES, graphs, (nodes, nodes))
     if found is not None:
         pairs, table = found
         features = table.features(attempt) if table.feature_names else None
@@ -194,7 +182,7 @@ def _graphs(
 
 
 def _typed_graphs(
-    folder: Path, index: dict[str, int], attempt: ErrorCollector, notes: list[str]
+    folder: Path, graphs: End, attempt: ErrorCollector, notes: list[str]
 ) -> dict[str, Array | None]:
     """Return the nodes of all kinds and the edges of all relations, with their schema."""
     names = read_typed_names(folder, Wanted(), attempt, is_set=True)
@@ -202,7 +190,7 @@ def _typed_graphs(
         return {}
     schema, listed = names
     nodes = {
-        kind: attempt(_read_nodes, folder / "nodes" / f"{kind}.csv", index, attempt)
+        kind: attempt(_read_nodes, folder / "nodes" / f"{kind}.csv", graphs, attempt)
         for kind in schema.node_types
     }
     relations = {}
@@ -210,7 +198,7 @@ def _typed_graphs(
         source, target = nodes[one.triple[0]], nodes[one.triple[2]]
         if source is None or target is None:
             continue
-        found = attempt(_edges, folder / one.file, index, (source, target))
+        found = attempt(_edges, folder / one.file, graphs, (source, target))
         if found is not None:
             relations[one.triple] = edges = torch.from_numpy(found[0].T)
             unread = found[1].feature_names
@@ -231,14 +219,14 @@ def _typed_graphs(
     )
     arrays: dict[str, Array | None] = graph_arrays(union.graph({}))
     return arrays | {
-        **schema_arrays(replace(union.schema or schema, target="")),
+        **schema_arrays(union.schema),
         "graph_of_node": batch.numpy(),
         "feature_names": np.array(union.feature_names, dtype=np.str_),
     }
 
 
 def _edges(
-    path: Path, index: dict[str, int], nodes: tuple[_Nodes, _Nodes]
+    path: Path, graphs: End, nodes: tuple[_Nodes, _Nodes]
 ) -> tuple[Array, Table]:
     """Return the edges (M, 2) as rows of the tables of their two ends, and their table."""
     ends = ("source", "target")
@@ -248,7 +236,7 @@ def _edges(
             f"{table.where}: column {unread[0]} would not be read: only whole graphs are "
             "labelled. Remove it, or rename it if it is a feature of the edges."
         )
-    graph = _graph_numbers(table, index)
+    graph = graphs.rows_in(table)
     found = np.stack(
         [
             of.index.get_indexer(_index(graph, table.text[end]))
