@@ -298,10 +298,10 @@ def _typed(data: Any, name: str, given: GivenNames) -> NodeDataset:
     parts = read_typed(data, name, given.types, given.features)
     target, y, targets = _wanted(parts.items, name, given, parts.size)
     masks = own_masks(parts.items, name, size=parts.size)
-    if parts.rows is not None:
-        _check_outside(parts.rows, y, masks, parts.target, name)
-        y, targets = y[parts.rows], None if targets is None else targets[parts.rows]
-        masks = {key: mask[parts.rows] for key, mask in masks.items()}
+    rows = parts.rows
+    _check_outside(rows, y, masks, parts.target, name)
+    y, targets = y[rows], None if targets is None else targets[rows]
+    masks = {key: mask[rows] for key, mask in masks.items()}
     dataset = typed_dataset(
         name,
         parts.tables,
@@ -419,8 +419,7 @@ def _check_outside(
             "Set their y to -1 (NaN for numbers), or set target-node."
         )
     for key, mask in masks.items():
-        is_mask = mask.dtype == torch.bool and mask.shape == other.shape
-        if is_mask and (number := int((other & mask).sum())):
+        if number := int((other & mask).sum()):
             raise DataError(
                 f"{name}: {number} nodes of other kinds than {kind} are in {key}_mask, but "
                 f"only those of the kind {kind} are predicted. Set it to False for them."

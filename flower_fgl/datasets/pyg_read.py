@@ -22,6 +22,7 @@ from flower_fgl.datasets.graph_files.validate import (
     MOST_CLASSES,
     check_edge_features,
     check_feature_names,
+    check_mask,
     check_target_names,
     check_whole_numbers,
 )
@@ -142,8 +143,8 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     if x.dtype in MORE_DIGITS:
         check_whole_numbers(x.numpy(), f"{name}: edge_attr", names)
     x = x.float()
-    check_columns(names, x, name, "edge")
     check_edge_features(x, index.shape[1], name)
+    check_columns(names, x, name, "edge")
     return MessageEdges(index, x, tuple(names))
 
 
@@ -393,19 +394,17 @@ def own_masks(
                 f"{name} has {', '.join(found)} but no {of}{part}_mask. Add it (all False "
                 "without any), or remove the masks: a split is then sampled."
             )
-    return {part: _part(held, parts[part], size, name) for part in PARTS}
+    item, masks = of.removesuffix("_") or "node", {}
+    for part, keys in parts.items():
+        same = [_mask(held[key], key, size, name, item) for key in keys]
+        if any(not torch.equal(same[0], mask) for mask in same[1:]):
+            raise DataError(f"{name}: {' and '.join(keys)} differ. Remove one of them.")
+        masks[part] = same[0]
+    return masks
 
 
-def _part(held: dict[str, Any], keys: Sequence[str], size: int, name: str) -> Tensor:
-    """Return one part of the split; attributes that hold the same part must agree."""
-    masks = [_mask(held[key], key, size, name) for key in keys]
-    if any(not torch.equal(masks[0], mask) for mask in masks[1:]):
-        raise DataError(f"{name}: {' and '.join(keys)} differ. Remove one of them.")
-    return masks[0]
-
-
-def _mask(value: Any, key: str, size: int, name: str) -> Tensor:
-    """Return one attribute as a mask."""
+def _mask(value: Any, key: str, size: int, name: str, item: str) -> Tensor:
+    """Return one attribute as a mask of items."""
     try:
         values = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):  # a dict, texts, or lists of lists
@@ -416,6 +415,7 @@ def _mask(value: Any, key: str, size: int, name: str) -> Tensor:
             f"data.{key} = data.{key}[:, 0]."
         )
     if values.dtype == torch.bool or "mask" in key.lower():
+        check_mask(key, values, size, name, item)
         return values
     is_real = values.is_floating_point() or values.is_complex()
     if values.dim() == 1 and not (is_real and values.numel()):  # floats are the default

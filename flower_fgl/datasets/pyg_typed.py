@@ -12,6 +12,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Triple
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.own_split import split_names
+from flower_fgl.datasets.graph_files.validate import check_texts
 from flower_fgl.datasets.pyg_read import (
     BOOKKEEPING,
     EDGE_LABELS,
@@ -75,8 +76,7 @@ class TypedParts:
     """Tables of a typed graph, and where its labels are.
 
     ``items`` holds ``y`` and masks of ``size`` nodes. ``rows`` are those of the kind to
-    predict, ``None`` if all are. ``numbers`` (N,) are the row numbers that the nodes have
-    in PyG, kind by kind.
+    predict. ``numbers`` (N,) are the row numbers that the nodes have in PyG, kind by kind.
     """
 
     tables: dict[str, NodeTable]
@@ -85,7 +85,7 @@ class TypedParts:
     items: Any
     size: int
     numbers: Tensor
-    rows: Tensor | None = None
+    rows: Tensor
 
 
 def is_hetero(data: object) -> bool:
@@ -118,9 +118,8 @@ def read_typed(
     ``features`` are the names of the columns of ``x``, by kind in a ``HeteroData``. Without
     labels the target is ``names.target``, or the first kind.
     """
-    if is_hetero(data):
-        return _read_hetero(data, name, names, features, has_labels=has_labels)
-    return _read_numbered(data, name, names, features, has_labels=has_labels)
+    read = _read_hetero if is_hetero(data) else _read_numbered
+    return read(data, name, names, features, has_labels=has_labels)
 
 
 def read_typed_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
@@ -212,9 +211,9 @@ def _read_hetero(
         relations[triple] = read_index(data[triple].get("edge_index"), where, sizes)
     held = [kind for kind in tables if data[kind].get("y") is not None]
     target = _target(names.target, held, list(tables), name, has_labels=has_labels)
-    numbers = torch.cat([torch.arange(len(table.x)) for table in tables.values()])
-    size = len(tables[target].x)
-    return TypedParts(tables, relations, target, data[target], size, numbers)
+    rows = {kind: torch.arange(len(table.x)) for kind, table in tables.items()}
+    numbers, own = torch.cat([*rows.values()]), rows[target]
+    return TypedParts(tables, relations, target, data[target], len(own), numbers, own)
 
 
 def _table(store: Any, where: str, columns: Sequence[str]) -> NodeTable:
@@ -354,7 +353,10 @@ def _numbers(
 ) -> tuple[Tensor, list[Any]]:
     """Return ``node_type`` or ``edge_type`` with the names of its numbers."""
     attributes = NODE_NAMES if key == "node_type" else EDGE_NAMES
-    listed = list(given or _first(data, attributes) or ())
+    given = given or _first(data, attributes) or ()
+    if key == "node_type":  # those of edges may also be triples
+        check_texts(given, f"{name}: node_type_names")
+    listed = list(given)
     found, what = data.get(key), f"{key[:4]}s"
     if found is None:
         one = ALL_NODES if key == "node_type" else ALL_EDGES

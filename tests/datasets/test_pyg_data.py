@@ -107,6 +107,7 @@ def test_a_graph_without_labels_predicts_links(
         ({"y": [0, 1, 1, 0]}, "y must be a torch.Tensor, got list"),
         ({"edge_index": np.ones((2, 3))}, "edge_index must be a torch.Tensor"),
         ({"edge_attr": [[1.0]] * 5}, "edge_attr must be a torch.Tensor"),
+        ({"edge_attr": torch.tensor(1.0)}, r"each of the 5 edges .* got shape \(\)"),
         (
             {"edge_label": torch.arange(5) % 2, "edge_time": np.arange(5)},
             "edge_time must be a torch.Tensor",

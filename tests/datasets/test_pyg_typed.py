@@ -188,6 +188,14 @@ def test_one_kind_of_nodes_may_have_several_relations() -> None:
             | {"test_mask": torch.arange(6) == 2},
             "1 nodes of other kinds than card are in train_mask",
         ),
+        (
+            {f"{n}_mask": torch.zeros(7).bool() for n in ("train", "val", "test")},
+            r"train_mask must be bool of shape \(6,\), got bool of shape \(7,\)",
+        ),
+        (
+            {"node_type_names": [1, 2, 3]},
+            "node_type_names must be a list of texts, got 1",
+        ),
         ({"type_widths": {"card": 1}}, "other values than 0 in later ones"),
         ({"type_widths": {"car": 1}}, 'the kind "car"'),
         ({"type_widths": {"card": 3}}, "gives .* 3 columns, but x has 2"),
@@ -210,7 +218,14 @@ def test_a_hetero_data_that_does_not_fit_is_an_error() -> None:
     given = GivenNames(types=TypeNames(target="person"))
     with pytest.raises(DataError, match=r'"person", .* no y. Kinds with y: shop, card'):
         node_dataset(data, "g", given)
-    shops = node_dataset(data, "g", GivenNames(types=TypeNames(target="shop")))
+    target = GivenNames(types=TypeNames(target="shop"))
+    for part in ("train", "val", "test"):
+        data["shop"][f"{part}_mask"] = torch.zeros(3, dtype=torch.bool)
+    with pytest.raises(DataError, match=r"bool of shape \(8,\), got .* \(3,\)"):
+        node_dataset(data, "g", target)
+    for part in ("train", "val", "test"):
+        del data["shop"][f"{part}_mask"]
+    shops = node_dataset(data, "g", target)
     assert (shops.y >= 0).sum() == 8
     with pytest.raises(DataError, match="must be a mapping from kinds"):
         node_dataset(data, "g", GivenNames(features=["a"]))

@@ -22,7 +22,9 @@ __all__ = [
     "EXACT",
     "check_edge_features",
     "check_feature_names",
+    "check_mask",
     "check_target_names",
+    "check_texts",
     "check_whole_numbers",
     "doubtful_labels",
     "equal_cells",
@@ -47,7 +49,7 @@ def check_target_names(names: Sequence[str], where: str, noun: str = "class") ->
     another spelling such as ``Fraud`` and ``fraud`` or ``1`` and ``1.0``, is longer
     than 300 characters, or contains a control character; or there are more than 10,000.
     """
-    _check_texts(names, where)
+    check_texts(names, where)
     if len(names) > MOST_CLASSES:
         raise DataError(
             f"{where} has {len(names):,} {_plural(noun)}, the limit is {MOST_CLASSES:,}."
@@ -118,7 +120,7 @@ def doubtful_labels(
 
 def check_feature_names(names: Sequence[str], where: str) -> None:
     """Check that feature columns have different names, each of 1 to 300 characters."""
-    _check_texts(names, f"{where}: feature_names")
+    check_texts(names, f"{where}: feature_names")
     bad = [
         name
         for name in names
@@ -132,7 +134,7 @@ def check_feature_names(names: Sequence[str], where: str) -> None:
         )
 
 
-def _check_texts(names: Sequence[object], where: str) -> None:
+def check_texts(names: Sequence[object], where: str) -> None:
     """Reject a single text in place of a list, and names that are no texts."""
     wrong = [name for name in names if not isinstance(name, str)]
     if isinstance(names, str) or wrong:
@@ -153,7 +155,7 @@ def validate_node_dataset(
     attempt(_check_labels, dataset.y, dataset.target.width, name, lowest=-1)
     attempt(_check_edges, dataset.edge_index, num_nodes, name)
     shapes = [
-        attempt(_check_mask, f"{mask}_mask", member, num_nodes, name)
+        attempt(check_mask, f"{mask}_mask", member, num_nodes, name)
         for mask, member in dataset.masks.items()
     ]
     if None not in shapes:
@@ -166,7 +168,7 @@ def validate_node_dataset(
         )
 
 
-def _check_mask(
+def check_mask(
     key: str, mask: Tensor, number: int, name: str, item: str = "node"
 ) -> bool:
     """Check dtype and shape of a mask; return ``True``, or say how to convert it."""
@@ -215,7 +217,7 @@ def validate_graph_dataset(
     _check_labels(dataset.y, dataset.target.width, name, lowest=lowest)
     _check_edges(dataset.edge_index, batch.numel(), name)
     for mask, member in dataset.masks.items():
-        _check_mask(f"{mask}_mask", member, dataset.num_graphs, name, "graph")
+        check_mask(f"{mask}_mask", member, dataset.num_graphs, name, "graph")
     _check_disjoint(dataset.masks, name, "graph")
     is_ascending = batch.numel() == 0 or bool((batch.diff() >= 0).all())
     out_of_range = bool(((batch < 0) | (batch >= dataset.num_graphs)).any())
@@ -251,7 +253,7 @@ def validate_edges(table: EdgeTable, name: str) -> None:
         if tensor.dim() != 1 or len(tensor) != num_edges:
             raise DataError(_edge_shape(tensor, key, num_edges, name))
     for part, mask in table.masks.items():
-        _check_mask(f"edge_{part}_mask", mask, num_edges, name, "edge")
+        check_mask(f"edge_{part}_mask", mask, num_edges, name, "edge")
     _check_labels(table.y, table.target.width, f"{name}, edges", lowest=-1)
     check_edge_features(table.x, num_edges, name)
     if table.time is not None and not bool(table.time.isfinite().all()):
