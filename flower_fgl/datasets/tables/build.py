@@ -3,7 +3,7 @@
 In a set of graphs the key of a node is ``GRAPH:ID``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.validate import check_whole_numbers
 from flower_fgl.datasets.tables.columns import (
+    MOST_VALUES,
     OTHER,
     encode,
     read_cells,
@@ -36,10 +37,12 @@ from flower_fgl.datasets.tables.recipe import (
     match_column,
 )
 
-__all__ = ["Part", "encode_part", "read_graph"]
+__all__ = ["Part", "encode_part", "propose", "read_graph"]
 
 CONSTANT = "constant"
 """Feature of nodes without another one."""
+DIGITS = 6
+"""Significant digits of a proposed number."""
 
 
 @dataclass
@@ -411,3 +414,51 @@ def encode_part(recipe: Recipe, place: Place, of: Part) -> dict[str, Array]:
     if place[0] == "nodes" and recipe.foreign == "flag" and has_foreign:
         features[FOREIGN] = is_foreign
     return features
+
+
+def propose(parts: Mapping[Place, Part]) -> dict[str, Any]:
+    """Return a vocabulary of one owner's features.
+
+    A ``DataError`` names a category of more than 1,000 values, or a number without any.
+    """
+    found: dict[str, Any] = {}
+    for place, of in parts.items():
+        for name, values in of.values.items():
+            kind = of.columns[name].kind
+            if kind not in FEATURES or kind == "yes/no":
+                continue
+            is_category = kind == "category"
+            table = found
+            for key in (*place, "categories" if is_category else "numbers"):
+                table = table.setdefault(key, {})
+            table[name] = _words(name, values) if is_category else _scale(name, values)
+    return found
+
+
+def _words(name: str, values: Array) -> list[str]:
+    """Return the sorted values of a category."""
+    words = sorted(set(values) - {""})
+    if len(words) > MOST_VALUES:
+        raise DataError(
+            f'The category "{clip(name)}" has {len(words):,} values, the limit is '
+            f"{MOST_VALUES:,}: each becomes a feature. If the column holds ids or free "
+            'text, declare it as "ignore".'
+        )
+    return words
+
+
+def _scale(name: str, values: Array) -> dict[str, float]:
+    """Return mean, standard deviation and median of a number."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        raise DataError(
+            f'The column "{clip(name)}" has no number, so that no scale can be proposed. '
+            'Declare it as "ignore", or let another party propose.'
+        )
+    std = float(known.std())
+    numbers = {
+        "mean": float(known.mean()),
+        "std": std or 1.0,
+        "median": float(np.median(known)),
+    }
+    return {key: float(f"{value:.{DIGITS}g}") for key, value in numbers.items()}

@@ -20,10 +20,10 @@ from flower_fgl.datasets.tables.read import Block
 from flower_fgl.datasets.tables.recipe import FEATURES, Column, Place, Recipe
 
 __all__ = [
+    "MOST_VALUES",
     "OTHER",
     "encode",
     "hash_encoding",
-    "propose",
     "read_cells",
     "read_keys",
     "words_of",
@@ -311,8 +311,6 @@ def _filling(column: Column, words: Mapping[str, Any]) -> float:
 MOST_VALUES = 1000
 """Values of a category, each of which is a feature."""
 NUMBERS = ("mean", "std", "median")
-DIGITS = 6
-"""Significant digits of a proposed number."""
 PROPOSE = "flower-fgl prepare RECIPE TABLES --propose vocabulary.toml"
 
 
@@ -394,54 +392,3 @@ def _meanings(recipe: Recipe, place: Place) -> list[str]:
 def _hash(content: list[Any]) -> str:
     """Return the SHA-256 of plain values."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def propose(
-    features: Mapping[Place, Mapping[str, tuple[Column, Array]]],
-) -> dict[str, Any]:
-    """Return a vocabulary of one owner's features, given by place and name.
-
-    A ``DataError`` names a category of more than 1,000 values, or a number without any.
-    """
-    found: dict[str, Any] = {}
-    for place, columns in features.items():
-        for name, (column, values) in columns.items():
-            if column.kind == "yes/no":
-                continue
-            is_category = column.kind == "category"
-            group = "categories" if is_category else "numbers"
-            entry = _values(name, values) if is_category else _scale(name, values)
-            table = found
-            for key in (*place, group):
-                table = table.setdefault(key, {})
-            table[name] = entry
-    return found
-
-
-def _values(name: str, values: Array) -> list[str]:
-    """Return the sorted values of a category."""
-    words = sorted(set(values) - {""})
-    if len(words) > MOST_VALUES:
-        raise DataError(
-            f'The category "{clip(name)}" has {len(words):,} values, the limit is '
-            f"{MOST_VALUES:,}: each becomes a feature. If the column holds ids or free "
-            'text, declare it as "ignore".'
-        )
-    return words
-
-
-def _scale(name: str, values: Array) -> dict[str, float]:
-    """Return mean, standard deviation and median of a number."""
-    known = values[~np.isnan(values)]
-    if not len(known):
-        raise DataError(
-            f'The column "{clip(name)}" has no number, so that no scale can be proposed. '
-            'Declare it as "ignore", or let another party propose.'
-        )
-    std = float(known.std())
-    numbers = {
-        "mean": float(known.mean()),
-        "std": std or 1.0,
-        "median": float(np.median(known)),
-    }
-    return {key: float(f"{value:.{DIGITS}g}") for key, value in numbers.items()}

@@ -17,10 +17,9 @@ from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
-from flower_fgl.datasets.tables.build import Part, encode_part, read_graph
-from flower_fgl.datasets.tables.columns import hash_encoding, propose
+from flower_fgl.datasets.tables.build import Part, encode_part, propose, read_graph
+from flower_fgl.datasets.tables.columns import hash_encoding
 from flower_fgl.datasets.tables.recipe import (
-    FEATURES,
     KEYS,
     OF_GRAPHS,
     PARTS,
@@ -49,18 +48,9 @@ def propose_vocabulary(
     """
     recipe = read_recipe(recipe_path, needs_vocabulary=False)
     parts = read_graph(recipe, tables)
-    found = propose(
-        {
-            place: {
-                name: (of.columns[name], values)
-                for name, values in of.values.items()
-                if of.columns[name].kind in FEATURES
-            }
-            for place, of in parts.items()
-        }
-    )
+    vocabulary = propose(parts)
     _require_new(output)
-    write_file(output, tomli_w.dumps(found).encode())
+    write_file(output, tomli_w.dumps(vocabulary).encode())
     return [line for of in parts.values() for line in of.lines]
 
 
