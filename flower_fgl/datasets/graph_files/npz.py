@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -215,9 +215,10 @@ def try_node_dataset(
         messages=messages,
     )
     found = ErrorCollector(collect=True)
-    validate_node_dataset(dataset, found)
+    # messages name the file, not its stem
+    validate_node_dataset(replace(dataset, name=where), found)
     for problem in found.problems:
-        attempt.add(f"{where}: {problem}")
+        attempt.add(problem)
     is_whole = all(part is not None for part in (read, edge_index, masks, messages))
     is_valid = is_whole and not found.problems
     is_typed = any(key in arrays for key in TYPE_KEYS)

@@ -7,7 +7,7 @@ docs/prepare.md.
 import functools
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -360,10 +360,10 @@ def words_of(recipe: Recipe, at: Place, column: Column) -> Mapping[str, Any]:
     return found
 
 
-def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number."""
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number that is finite as a float."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)  # type: ignore[arg-type]
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def hash_encoding(recipe: Recipe) -> str:

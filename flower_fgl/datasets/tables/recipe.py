@@ -3,6 +3,7 @@
 ``docs/prepare.md`` describes the TOML file, ``examples/recipes/`` holds some.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -253,7 +254,7 @@ def _checked(
         check, expected = checks[key]
         try:
             found[key] = check(value)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"{where}: {key} must be {expected}, got {clip(repr(value))}."
             ) from error
@@ -275,13 +276,10 @@ def _one_of(*marks: str) -> Callable[[Any], str]:
     """Return a check that a value is a character, one of ``marks`` if there are any."""
 
     def check(value: Any) -> str:
-        if (
-            not isinstance(value, str)
-            or len(value) != 1
-            or value not in (marks or value)
-        ):
+        is_mark = isinstance(value, str) and len(value) == 1 and value not in "\r\n"
+        if not is_mark or value not in (marks or value):
             raise TypeError
-        return value
+        return str(value)
 
     return check
 
@@ -322,9 +320,10 @@ def _rule(value: Any) -> str | float:
     """Return a rule for empty cells."""
     if value in ("mean", "median", "zero"):
         return str(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = float(value)
+    if isinstance(value, bool | str) or not math.isfinite(number):
         raise TypeError
-    return float(value)
+    return number
 
 
 def _date(value: Any) -> str:
@@ -344,7 +343,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "separator": (_one_of(), "one character"),
     "decimal": (_one_of(".", ","), '"." or ","'),
     "name": (_of(str), "a text"),
-    "missing": (_rule, '"mean", "median", "zero" or a number'),
+    "missing": (_rule, '"mean", "median", "zero" or a finite number'),
     "empty": (_texts, 'a list of texts, e.g. ["NA", "-1"]'),
     "log": (_of(bool), "true or false"),
     "format": (_of(str), 'a text such as "%d.%m.%Y" or "iso"'),

@@ -216,7 +216,10 @@ NAN = np.array([[0, 1], [2, np.nan], [4, 5], [6, 7]], dtype=np.float32)
 HUGE = np.full((4, 2), 1e300)
 BAD_FILES = {
     "features of integers": (set_to("x", np.zeros((4, 2), int)), "must be floats"),
-    "NaN feature": (set_to("x", NAN), "NaN or infinite, the first at node 1, column 1"),
+    "NaN feature": (
+        set_to("x", NAN),
+        r"mine\.npz: 1 feature values are NaN or infinite, the first at node 1, column 1",
+    ),
     "feature beyond float32": (set_to("x", HUGE), "8 feature values are NaN or inf"),
     "flat features": (set_to("x", np.zeros(4)), r"x must be \(nodes, features\)"),
     "no features": (set_to("x", np.zeros((4, 0))), r"x must be \(nodes, features\)"),

@@ -356,6 +356,26 @@ CHANGES = {
         },
         "separator must be one character, got '; '",
     ),
+    "separator that ends the line": (
+        {
+            "recipe_toml": RECIPE.replace(
+                "[nodes.columns]", 'separator = "\\n"\n[nodes.columns]'
+            )
+        },
+        "separator must be one character, got ",
+    ),
+    "rule that is no finite number": (
+        {"recipe_toml": RECIPE.replace('"mean"', "nan")},
+        'column "balance": missing must be .* or a finite number, got nan',
+    ),
+    "rule beyond all floats": (
+        {"recipe_toml": RECIPE.replace('"mean"', "9" * 400)},
+        'column "balance": missing must be .* or a finite number, got 9',
+    ),
+    "scale beyond all floats": (
+        {"vocabulary_toml": VOCABULARY.replace("400.0", "4" * 400)},
+        r'"opened" in \[nodes.numbers\] must be .*std above 0',
+    ),
     "decimal mark": (
         {
             "recipe_toml": RECIPE.replace(
