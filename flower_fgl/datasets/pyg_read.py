@@ -95,13 +95,12 @@ def read_features(x: Any, name: str, names: Sequence[str] = ()) -> Tensor:
             f"got {got}. Without features, add some, e.g. "
             "torch_geometric.transforms.OneHotDegree."
         )
-    if x.dtype in MORE_DIGITS and x.layout == torch.strided:
-        check_whole_numbers(x.numpy(), f"{name}: x", names)
-    elif x.dtype in MORE_DIGITS and x.layout == torch.sparse_csr:
-        parts = (x.values().numpy(), x.col_indices().numpy())
-        check_whole_numbers(parts[0], f"{name}: x", names, parts[1])
-    if x.layout not in (torch.strided, torch.sparse_csr):
-        x = x.to_dense()
+    is_sparse = x.layout == torch.sparse_csr
+    x = x if is_sparse else x.to_dense()
+    if x.dtype in MORE_DIGITS:
+        values = (x.values() if is_sparse else x).numpy()
+        columns = x.col_indices().numpy() if is_sparse else None
+        check_whole_numbers(values, f"{name}: x", names, columns)
     return compact_features(x.to(torch.float32))
 
 

@@ -272,8 +272,6 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -
             if len(data) < min(CHUNK, len(raw) - start):
                 raise _broken(where, f"array {name} ends early")
             raw[start : start + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        if file.read(1):
-            raise _broken(where, f"array {name} is longer than its header claims")
     array = raw.view(dtype)
     _check_values(raw, array, name, where)
     if is_fortran:

@@ -143,14 +143,13 @@ def _load(path: Path, attempt: ErrorCollector, wanted: Wanted) -> LocalGraphFile
     """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     check_kind(path)
-    is_set = os.path.exists(path / GRAPHS)
-    if os.path.exists(path / RELATIONS) and not is_set:
+    if os.path.exists(path / GRAPHS):
+        rows = csv_rows(path / GRAPHS, ("id",))
+        raise _holds_a_set(path, sum(1 for _ in rows) - 1)
+    if os.path.exists(path / RELATIONS):
         typed = read_typed_folder(path, wanted, attempt)
         return typed and _owned(*typed, show_path(path), attempt)
     if os.path.isdir(path):
-        if is_set:
-            rows = csv_rows(path / GRAPHS, ("id",))
-            raise _holds_a_set(path, sum(1 for _ in rows) - 1)
         arrays = read_csv_folder(path, wanted, attempt)
         if attempt.problems:
             return None

@@ -13,6 +13,7 @@ import numpy as np
 from flower_fgl.core.errors import DataError, clip, first_of, show_path
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.graph_files.validate import check_whole_numbers
 from flower_fgl.datasets.tables.columns import (
     MOST_VALUES,
@@ -28,7 +29,6 @@ from flower_fgl.datasets.tables.recipe import (
     FOREIGN,
     KEYS,
     OF_GRAPHS,
-    PARTS,
     Column,
     Place,
     Recipe,

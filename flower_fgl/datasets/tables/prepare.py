@@ -17,12 +17,12 @@ from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.datasets.graph_files.archive import Array
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import inspect_graph_set
+from flower_fgl.datasets.graph_files.own_split import PARTS
 from flower_fgl.datasets.tables.build import Part, encode_part, propose, read_graph
 from flower_fgl.datasets.tables.columns import hash_encoding
 from flower_fgl.datasets.tables.recipe import (
     KEYS,
     OF_GRAPHS,
-    PARTS,
     Place,
     Recipe,
     items_of,

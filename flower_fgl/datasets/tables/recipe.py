@@ -15,9 +15,10 @@ from typing import Any
 from flower_fgl.core.errors import DataError, clip, show_path
 from flower_fgl.core.options import load_toml, nearest
 from flower_fgl.core.schema import Schema, Triple
+from flower_fgl.datasets.graph_files.own_split import PARTS
 
 __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
-__all__ += ["FOREIGN", "KEYS", "PARTS", "Place", "items_of"]
+__all__ += ["FOREIGN", "KEYS", "Place", "items_of"]
 
 Place = tuple[str, ...]
 """``graphs`` of a set, ``nodes`` or ``edges``; in typed graphs also the kind of nodes or
@@ -43,7 +44,6 @@ KEYS = {"graphs": ("id",), "nodes": ("id",), "edges": ("source", "target")}
 """Columns that every table of graphs, nodes or edges has."""
 OF_GRAPHS = ("label", "split", "time", "key")
 """Columns that in a set only tables of graphs have."""
-PARTS = ("train", "val", "test")
 FOREIGN = "foreign"
 """Feature of nodes that only edges name."""
 RESERVED = {"graph", "id", "label", "split", "source", "target", "time", "constant"}

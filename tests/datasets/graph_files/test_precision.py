@@ -162,12 +162,13 @@ def test_features_of_a_pyg_graph_are_refused(dtype: torch.dtype) -> None:
 def test_sparse_features_of_a_pyg_graph_are_refused() -> None:
     wide = torch.zeros(3, 100, dtype=torch.float64)
     wide[:, 7] = torch.tensor(OPENED)
-    with quiet_csr():
-        x = wide.to_sparse_csr()
     y = torch.tensor([0, 1, 0])
-    data = Data(x=x, edge_index=torch.tensor([[0], [1]]), y=y)
-    with pytest.raises(DataError, match=f"g: x, column 7: {FAULT}"):
-        node_dataset(data, "g")
+    for layout in (torch.sparse_csr, torch.sparse_coo):
+        with quiet_csr():
+            x = wide.to_sparse(layout=layout)
+        data = Data(x=x, edge_index=torch.tensor([[0], [1]]), y=y)
+        with pytest.raises(DataError, match=f"g: x, column 7: {FAULT}"):
+            node_dataset(data, "g")
 
 
 def test_numbers_of_other_types_pass() -> None:
