@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,12 +66,12 @@ from flower_fgl.datasets.transforms.typed import (
 __all__ = [
     "GivenNames",
     "graph_dataset",
+    "graphs_to_score",
     "is_data",
     "is_graph",
     "node_dataset",
     "nodes_to_score",
     "plain_to_score",
-    "read_union",
     "store_graph",
     "store_graphs",
     "store_set",
@@ -568,16 +569,13 @@ def graph_dataset(
     _require_list(graphs, name)
     items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
     _check_alike(items, name, kind)
-    union, batch = read_union(graphs, name)
-    joint = joined(items)
+    union, batch = _read_union(graphs, name)
+    joint = {key: items[0].get(key) for key in TARGET_TEXTS}
     several = None if kind == CLASSES else Target(kind, ())
-    if several is not None:
-        for key in ("y", "y_mask"):
-            if joint.get(key) is not None:  # PyG joins values (T,) of graphs to (G T,)
-                joint[key] = joint[key].reshape(len(graphs), -1)
-        for key in TARGET_TEXTS:
-            if items[0].get(key) is not None:
-                joint[key] = items[0][key]
+    for key in ("y", "y_mask"):
+        joint[key] = values = _joint_values(items, key, name)
+        if several is not None and values is not None:
+            joint[key] = values.reshape(len(graphs), -1)
     target, y, targets = read_target(
         joint, name, several, None, len(graphs), item="graph"
     )
@@ -593,13 +591,34 @@ def graph_dataset(
     return dataset
 
 
-def read_union(graphs: Any, name: str) -> tuple[NodeDataset, Tensor]:
-    """Return PyG graphs as one disjoint union without targets; the graph of each node."""
+def _joint_values(items: Sequence[Any], key: str, name: str) -> Tensor | None:
+    """Return an attribute of all graphs, of which shapes are alike; ``None`` without it."""
+    if items[0].get(key) is None:
+        return None
+    rows = []
+    for number, item in enumerate(items):
+        one = item.get(key)
+        one = torch.tensor(one) if isinstance(one, int | float) else one
+        one = real_tensor(one, key, f"graph {number} of {name}")
+        rows.append(one.reshape(1) if one.numel() == 1 else one)
+    return torch.cat(rows)
+
+
+def graphs_to_score(graphs: Any, name: str) -> GraphDataset:
+    """Read a list of graphs without targets."""
     _require_list(graphs, name)
+    union, batch = _read_union(graphs, name)
+    unknown, target = torch.full((len(graphs),), -1), Target.classes(NO_CLASSES)
+    dataset = GraphDataset.of(union, batch, unknown, target)
+    validate_graph_dataset(dataset, may_be_unknown=True)
+    return dataset
+
+
+def _read_union(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
+    """Return PyG graphs as one disjoint union without targets; the graph of each node."""
     if any(is_typed(graph, ONE_GRAPH) for graph in graphs):
         return read_typed_set(graphs, name)
-    _check_columns(graphs, name)
-    joint = joined(graphs)
+    joint = joined(graphs, name, ("x", "edge_attr"))
     x, edge_index = read_inputs(joint, name)
     unknown, target = torch.full((len(x),), -1), Target.classes(NO_CLASSES)
     messages = read_edges(joint, name)
@@ -625,28 +644,11 @@ def _own_attributes(graph: Any) -> Any:
     return Data.from_dict({**graph.to_dict()["_global_store"], "num_nodes": 1})
 
 
-def _check_columns(graphs: Sequence[Any], name: str) -> None:
-    """Reject graphs of a set of which the features have other columns than the first."""
-    for key in ("x", "edge_attr"):
-        shapes = [getattr(graph.get(key), "shape", None) for graph in graphs]
-        widths = [shape and shape[1:] for shape in shapes]
-        odd = next((i for i, width in enumerate(widths) if width != widths[0]), 0)
-        if odd:
-            one, other = (
-                "is missing" if shape is None else f"has shape {tuple(shape)}"
-                for shape in (shapes[0], shapes[odd])
-            )
-            raise DataError(
-                f"{name}: {key} {one} in graph 0, but {other} in graph {odd}. Give all "
-                "graphs the same columns."
-            )
-
-
 def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
     """Reject graphs of a set of which some lack an attribute, or a target."""
     keys = {key for key in graphs[0].keys() if graphs[0].get(key) is not None}  # noqa: SIM118
-    shape = getattr(graphs[0].get("y"), "shape", None)
-    if kind != CLASSES and shape is None:
+    shapes = {key: _shape(graphs[0], key) for key in ("y", "y_mask")}
+    if kind != CLASSES and graphs[0].get("y") is None:
         raise DataError(f"{name}: the graphs have no y, the {kind} to predict.")
     for number, graph in enumerate(graphs):
         other = {key for key in graph.keys() if graph.get(key) is not None}  # noqa: SIM118
@@ -662,13 +664,18 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
                     f"{name}: {key} is {first!r:.80} in graph 0, but {own!r:.80} in graph "
                     f"{number}. Give all graphs the same targets."
                 )
-        found = getattr(graph.get("y"), "shape", None)
-        if kind != CLASSES and found != shape:
-            raise DataError(
-                f"{name}: y has shape {tuple(shape or ())} in graph 0, but "
-                f"{tuple(found or ())} in graph {number}. Give each graph one value per "
-                "target, NaN if unknown."
-            )
+        for key, first in shapes.items():
+            if (found := _shape(graph, key)) != first:
+                raise DataError(
+                    f"{name}: {key} has shape {first} in graph 0, but {found} in graph "
+                    f"{number}. Give each graph one value per target, NaN if unknown."
+                )
+
+
+def _shape(graph: Any, key: str) -> tuple[int, ...]:
+    """Return the shape of an attribute; that of one value is ``(1,)`` in any form."""
+    found = tuple(getattr(graph.get(key), "shape", ()))
+    return found if math.prod(found) != 1 else (1,)
 
 
 def store_graph(

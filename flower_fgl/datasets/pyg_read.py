@@ -1,6 +1,5 @@
 """Attributes of a ``torch_geometric.data.Data``, its split included, read and checked."""
 
-import copy
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -147,17 +146,40 @@ def read_edges(data: Any, name: str, names: Sequence[str] = ()) -> MessageEdges:
     return MessageEdges(index, x, tuple(names))
 
 
-def joined(graphs: Sequence[Any]) -> Any:
-    """Return graphs as a batch; as of one graph, an empty ``edge_index`` has any type."""
-    from torch_geometric.data import Batch
+def joined(graphs: Sequence[Any], name: str, keys: Sequence[str]) -> Any:
+    """Return graphs as a batch with their edges, and attributes that all or none have."""
+    from torch_geometric.data import Batch, Data
 
+    for key in keys:
+        shapes = [getattr(graph.get(key), "shape", None) for graph in graphs]
+        widths = [shape and shape[1:] for shape in shapes]
+        odd = next((i for i, width in enumerate(widths) if width != widths[0]), 0)
+        if odd:
+            one, other = (
+                "is missing" if shape is None else f"has shape {tuple(shape)}"
+                for shape in (shapes[0], shapes[odd])
+            )
+            raise DataError(
+                f"{name}: {key} {one} in graph 0, but {other} in graph {odd}. Give all "
+                "graphs the same columns."
+            )
     whole = []
-    for graph in graphs:
-        index = graph.get("edge_index")
-        if isinstance(index, Tensor) and not index.numel():
-            graph = copy.copy(graph)
-            graph.edge_index = index.long()
-        whole.append(graph)
+    for number, graph in enumerate(graphs):
+        where = f"graph {number} of {name}"
+        found = {key: real_tensor(graph.get(key), key, where) for key in keys}
+        held = {key: one.to_dense() for key, one in found.items() if one is not None}
+        rows = held["x"].shape[:1] if "x" in held else (graph.num_nodes,)
+        size = int(next(iter(rows), 0) or 0)
+        index = read_index(graph.get("edge_index"), where, (size, size))
+        for key, one in held.items():
+            is_edge = key.startswith("edge")
+            items, what = (index.shape[1], "edges") if is_edge else (size, "nodes")
+            if one.shape[:1] != (items,):
+                raise DataError(
+                    f"{where}: {key} must hold one entry for each of the {items} {what}, "
+                    f"got shape {tuple(one.shape)}."
+                )
+        whole.append(Data(edge_index=index, num_nodes=size, **held))
     return Batch.from_data_list(whole)
 
 

@@ -163,7 +163,7 @@ def read_typed_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tenso
 
 def _read_numbered_set(graphs: Sequence[Any], name: str) -> tuple[NodeDataset, Tensor]:
     """Return the union of ``Data`` with kinds; names are attributes of the first."""
-    union = joined(graphs)
+    union = joined(graphs, name, ("x", "node_type", "edge_type"))
     for key in (*NODE_NAMES, *EDGE_NAMES, *WIDTHS):
         held = [getattr(graph, key, None) for graph in graphs]
         if odd := [number for number, one in enumerate(held) if one != held[0]]:

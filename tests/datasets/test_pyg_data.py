@@ -18,6 +18,7 @@ from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.pyg_data import (
     GivenNames,
     graph_dataset,
+    graphs_to_score,
     node_dataset,
     store_graph,
     store_graphs,
@@ -334,6 +335,30 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
         graph_dataset([toy(), toy()], "pairs")
 
 
+def test_graphs_of_a_set_do_not_make_up_for_each_other(tmp_path: Path) -> None:
+    graphs = [toy(y=torch.tensor([k]), edge_attr=torch.ones(5, 1)) for k in range(2)]
+    graphs[0].edge_attr, graphs[1].edge_attr = torch.ones(4, 1), torch.ones(6, 1)
+    with pytest.raises(
+        DataError, match=r"graph 0 of pairs: edge_attr must .* the 5 edges, got"
+    ):
+        graph_dataset(graphs, "pairs")
+
+
+def test_graphs_to_score_need_no_labels_and_are_checked() -> None:
+    graphs = [toy(y=torch.tensor([0])), toy(y=None), toy(train_mask=torch.ones(4))]
+    assert graphs_to_score(graphs, "list").y.tolist() == [-1, -1, -1]
+    graphs[1].edge_index = torch.tensor([[0], [4]])  # the first node of the third graph
+    with pytest.raises(
+        DataError, match="graph 1 of list: edge_index names nodes 0 to 4"
+    ):
+        graphs_to_score(graphs, "list")
+    graphs[1] = toy(x=torch.full((4, 3), torch.nan))
+    with pytest.raises(DataError, match="12 feature values are NaN or infinite"):
+        graphs_to_score(graphs, "list")
+    sparse = [toy(x=torch.eye(4).to_sparse()), toy(x=torch.eye(4))]
+    assert graphs_to_score(sparse, "list").x.sum() == 8
+
+
 def test_a_graph_of_a_set_without_edges_may_have_an_empty_index_of_any_type() -> None:
     graphs = [toy(y=torch.tensor([k])) for k in range(2)]
     graphs[1].edge_index = torch.empty(2, 0)
@@ -430,6 +455,15 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
             {"x": torch.ones(4, 7)},
             r"x has shape .* in graph 0, but has shape \(4, 7\) in graph 1",
         ),
+        (
+            {"edge_index": torch.tensor([[0, 4], [1, 2]])},
+            "graph 1 of .*: edge_index names nodes 0 to 4, but x has the rows 0 to 3",
+        ),
+        (
+            {"edge_index": torch.zeros(3, 2, dtype=torch.int64)},
+            r"graph 1 of .*: expected edge_index of shape \(2, edges\), got \(3, 2\)",
+        ),
+        ({"y": [0.0]}, "graph 1 of .*: y must be a torch.Tensor, got list"),
     ],
 )
 def test_graphs_of_a_set_that_differ_are_named(

@@ -12,16 +12,15 @@ import torch
 from flower_fgl.core.agreement import differing_recipes, whole_recipe
 from flower_fgl.core.errors import DataError, show_path
 from flower_fgl.core.held_kind import BROKEN_ARCHIVE, GRAPHS
-from flower_fgl.core.targets import Target
-from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
+from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.csv_rows import csv_cells, csv_rows
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.pyg_data import (
+    graphs_to_score,
     is_graph,
     nodes_to_score,
     plain_to_score,
-    read_union,
 )
 from flower_fgl.datasets.pyg_read import EDGE_LABELS
 from flower_fgl.datasets.pyg_typed import TypeNames, is_typed
@@ -105,9 +104,7 @@ def read_set(graph: Path | str | Any, card: ModelCard) -> tuple[OwnedSet, Path |
             "The model predicts graphs: expected the path of a set of graphs, or a list of "
             f"torch_geometric.data.Data or HeteroData, got {where}. Pass one of these."
         )
-    union, batch = read_union(graph, where)
-    none = torch.full((len(graph),), -1)
-    dataset = GraphDataset.of(union, batch, none, Target.classes(("",)))
+    dataset = graphs_to_score(graph, where)
     owned = OwnedSet(dataset, tuple(map(str, range(len(graph)))))
     return without_kinds(owned, card), where
 
