@@ -231,13 +231,17 @@ def _reject_repeats(found: Sequence[Relation], where: str) -> None:
 def _reject_unlisted(
     folder: Path, kinds: Sequence[str], listed: Sequence[Relation], target: str
 ) -> None:
-    """Reject tables that no line of ``relations.csv`` names."""
+    """Reject missing tables, and those that no line of ``relations.csv`` names."""
     files = {one.file for one in listed}
-    held = _tables_in(folder / "edges", "relation")
-    if other := [name for name in held if f"edges/{name}.csv" not in files]:
+    held = {f"edges/{name}.csv" for name in _tables_in(folder / "edges", "relation")}
+    if other := sorted(held - files):
         raise DataError(
-            f"{show_path(folder / 'edges' / other[0])}.csv is not in {RELATIONS}. List it, "
-            "or remove it."
+            f"{show_path(folder / other[0])} is not in {RELATIONS}. List it, or remove it."
+        )
+    if missing := sorted(files - held):
+        raise DataError(
+            f"{show_path(folder / missing[0])} is missing. Provide it with the columns "
+            f"{', '.join(ENDS)}."
         )
     joined = {end for one in listed for end in (one.triple[0], one.triple[2])}
     alone = [kind for kind in kinds if kind not in joined and kind != target]
@@ -250,7 +254,7 @@ def _reject_unlisted(
 
 def _columns_to_predict(path: Path, *, of_edges: bool = False) -> tuple[str, ...]:
     """Return the columns of a table that hold classes, labels or numbers."""
-    _, header = next(csv_rows(path, ENDS if of_edges else ("id",)))
+    _, header = next(csv_rows(path, () if of_edges else ("id",)))
     found = target_columns(path, header, "", of_edges=of_edges).read
     return found or ("label",) * ("label" in header)
 

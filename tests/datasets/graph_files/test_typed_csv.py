@@ -150,7 +150,10 @@ def test_a_relation_may_name_its_file_and_be_private(tmp_path: Path) -> None:
             'nodes/atm.csv: no line of relations.csv has the kind "atm"',
         ),
         ({"nodes/notes.txt": "x"}, "notes.txt is no table NAME.csv"),
-        ({"edges/pays.csv": None}, "edges/pays.csv is missing"),
+        (
+            {"edges/pays.csv": None},
+            "edges/pays.csv is missing. Provide it with the columns source, target",
+        ),
         (
             {"nodes/shop.csv": "id,size\n"},
             "nodes/shop.csv holds no nodes. Add one line per node.",
