@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.schema import Triple, has_name
-from flower_fgl.core.targets import CLASSES, KINDS, Target, TargetKind
+from flower_fgl.core.targets import CLASSES, KINDS, LABELS, NUMBERS, Target, TargetKind
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     EdgeTable,
@@ -80,6 +80,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+VALUES = {CLASSES: ("y",), LABELS: ("y", "y_mask"), NUMBERS: ("y", "y_mask")}
+"""Attributes with what is predicted of each graph of a set."""
 TARGET_TEXTS = ("target_names", "target_units", "label_names")
 NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
@@ -572,7 +574,7 @@ def graph_dataset(
     union, batch = _read_union(graphs, name)
     joint = {key: items[0].get(key) for key in TARGET_TEXTS}
     several = None if kind == CLASSES else Target(kind, ())
-    for key in ("y", "y_mask"):
+    for key in VALUES[kind]:
         joint[key] = values = _joint_values(items, key, name)
         if several is not None and values is not None:
             joint[key] = values.reshape(len(graphs), -1)
@@ -647,7 +649,7 @@ def _own_attributes(graph: Any) -> Any:
 def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
     """Reject graphs of a set of which some lack an attribute, or a target."""
     keys = {key for key in graphs[0].keys() if graphs[0].get(key) is not None}  # noqa: SIM118
-    shapes = {key: _shape(graphs[0], key) for key in ("y", "y_mask")}
+    shapes = {key: _shape(graphs[0], key) for key in VALUES[kind]}
     if kind != CLASSES and graphs[0].get("y") is None:
         raise DataError(f"{name}: the graphs have no y, the {kind} to predict.")
     for number, graph in enumerate(graphs):
