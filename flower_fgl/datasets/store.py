@@ -61,6 +61,7 @@ from flower_fgl.datasets.partition.partition import (
 from flower_fgl.datasets.sources.load import find_source, is_missing
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
+from flower_fgl.datasets.transforms.subgraph import Sparsity
 from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "log_notes", "open_store"]
@@ -349,11 +350,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     is_normed = config.feature_norm != "default" or scale == "columns"
     has_degrees = config.classifies_graphs and config.graph_features == "degree"
     is_other = config.predicts != CLASSES
-    sparsity = {
-        "features": config.feature_sparsity,
-        "edges": config.edge_sparsity,
-        "labels": config.label_sparsity,
-    }
+    sparsity = Sparsity.of(config)
     for is_used, name, value in (
         (is_normed, "feature_norm", scale),
         (config.split_by != "auto", "split_by", config.split_by),
@@ -375,7 +372,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         ),
         (has_targets(config) or is_other, "target", config.target),
         (is_other, "target-kind", config.predicts),
-        (any(sparsity.values()), "sparsity", sparsity),
+        (bool(sparsity), "sparsity", asdict(sparsity)),
         (config.dataset == "synthetic", "synthetic", asdict(config.synthetic)),
         (is_file(config.dataset) or bool(config.owners), "reader", READER),
     ):

@@ -130,7 +130,7 @@ def strata(
 
 def split_nodes(
     labels: Tensor | NDArray[np.int64],
-    fractions: Sequence[Fraction | float],
+    fractions: Sequence[Fraction],
     *,
     generator: np.random.Generator,
 ) -> dict[str, Tensor]:
@@ -139,19 +139,13 @@ def split_nodes(
     Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
     next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
     have no training node. ``labels`` (n,) are -1 if unknown; the masks cover the others. A
-    float is read as the simple fraction it was written as, e.g. 0.3 as 3/10, so rounding
-    down is exact. Shares that do not add up to 1 are a ValueError.
+    share such as 0.3333333 is read as the simple fraction that it rounds, 1/3.
     """
-    shares = [Fraction(share).limit_denominator(MAX_DENOMINATOR) for share in fractions]
-    if len(shares) != 3 or min(shares) < 0 or sum(shares) != 1:
-        raise ValueError(
-            "fractions must be three shares of at least 0 that add up to 1, got "
-            f"{tuple(map(float, fractions))}."
-        )
+    shares = [share.limit_denominator(MAX_DENOMINATOR) for share in fractions[:2]]
     label = np.asarray(labels)
     node, rank, counts = _by_class(label, np.flatnonzero(label >= 0), generator)
     num_train, num_val = (
-        counts * share.numerator // share.denominator for share in shares[:2]
+        counts * share.numerator // share.denominator for share in shares
     )
     last_train = np.repeat(num_train, counts)
     last_val = np.repeat(num_train + num_val, counts)
@@ -288,19 +282,12 @@ def few_shot_split(
 ) -> dict[str, Tensor]:
     """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
-    Each of the ascending ``classes`` (C_i,) needs at least ``shots`` + 15 nodes
-    (ValueError). In a random order of each class, ``train`` (n,) holds the first K =
-    ``shots`` nodes and ``test`` the last 15; ``val`` is empty. A larger K samples a
-    superset of the training nodes.
+    Each of ``classes`` (C_i,) has at least ``shots`` + 15 nodes. In a random order of each
+    class, ``train`` (n,) holds the first K = ``shots`` nodes and ``test`` the last 15;
+    ``val`` is empty. A larger K samples a superset of the training nodes.
     """
     chosen = np.flatnonzero(np.isin(labels, classes))
     node, rank, counts = _by_class(labels, chosen, generator)
-    sizes = np.bincount(labels[node], minlength=classes.max(initial=-1) + 1)[classes]
-    if sizes.min(initial=shots + NUM_QUERIES) < shots + NUM_QUERIES:
-        raise ValueError(
-            f"classes must only hold classes with at least {shots} + {NUM_QUERIES} "
-            f"nodes, one has {sizes.min()}."
-        )
     size = np.repeat(counts, counts)
     masks = {name: np.zeros(len(labels), dtype=np.bool_) for name in SPLITS}
     masks["train"][node[rank < shots]] = True

@@ -40,24 +40,6 @@ __all__ = [
 IntArray = NDArray[np.int64]
 
 
-def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
-    """Return the client of each node, (N,), int64; -1 for nodes of no client.
-
-    ``parts`` that are not disjoint are a ValueError.
-    """
-    owner = np.full(num_nodes, -1, dtype=np.int64)
-    for client, nodes in enumerate(parts):
-        owner[nodes] = client
-    num_owned = int(np.count_nonzero(owner >= 0))
-    num_listed = sum(len(nodes) for nodes in parts)
-    if num_owned != num_listed:
-        raise ValueError(
-            f"parts must be disjoint, but they list {num_listed} nodes of which only "
-            f"{num_owned} differ."
-        )
-    return owner
-
-
 def induced_subgraph(
     edge_index: Tensor, num_nodes: int, node_ids: Tensor | IntArray
 ) -> Tensor:
@@ -83,10 +65,10 @@ def cut_clients(
     (2, m_i), the position of the client's node in its part, and the number of the other
     node in the whole graph; in the order of ``edge_index``.
     """
-    owner = owner_of_nodes(num_nodes, parts)
+    owner = np.full(num_nodes, -1, dtype=np.int64)  # nodes of no client have -1
     local = np.empty(num_nodes, dtype=np.int64)
-    for nodes in parts:
-        local[nodes] = np.arange(len(nodes))
+    for number, nodes in enumerate(parts):
+        owner[nodes], local[nodes] = number, np.arange(len(nodes))
     source, target = edge_index.numpy()
     client = owner[source]
     chosen = np.flatnonzero(((client == owner[target]) == are_inside) & (client >= 0))
@@ -255,18 +237,14 @@ def remove_features(
     removes a superset.
     """
     is_sparse = x.layout == torch.sparse_csr
-    matrix = scipy_csr(x).copy() if is_sparse else None
-    values = x.numpy().copy().reshape(-1) if matrix is None else matrix.data
-    stored = np.flatnonzero(values)
-    if matrix is None:
-        row = stored // max(x.shape[1], 1)
-    else:
-        row = np.repeat(np.arange(len(nodes)), np.diff(matrix.indptr))[stored]
-    score = generator.random(len(stored))
+    matrix = scipy_csr(x).copy() if is_sparse else scipy.sparse.csr_matrix(x.numpy())
+    matrix.eliminate_zeros()
+    row = np.repeat(np.arange(len(nodes)), np.diff(matrix.indptr))
+    score = generator.random(matrix.nnz)
     eligible = np.flatnonzero(nodes.numpy()[row])
-    values[stored[eligible[_lowest(score[eligible], share)]]] = 0
-    if matrix is None:
-        return torch.from_numpy(values.reshape(x.shape))
+    matrix.data[eligible[_lowest(score[eligible], share)]] = 0
+    if not is_sparse:
+        return torch.from_numpy(matrix.toarray())
     matrix.eliminate_zeros()
     return csr_tensor(matrix)
 

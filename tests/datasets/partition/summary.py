@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.partition.assign import PartitionSummary, count_classes
-from flower_fgl.datasets.transforms.subgraph import owner_of_nodes
 
 IntArray = NDArray[np.int64]
 
@@ -20,7 +19,9 @@ def describe_partition(
     """Count the members of each client, and the edges that stay within one."""
     kept = 1.0
     if isinstance(dataset, NodeDataset) and dataset.edge_index.shape[1]:
-        owner = owner_of_nodes(dataset.num_nodes, parts)
+        owner = np.full(dataset.num_nodes, -1)
+        for client, members in enumerate(parts):
+            owner[members] = client
         source, target = owner[dataset.edge_index.numpy()]
         kept = float(np.mean((source == target) & (source >= 0)))
     return PartitionSummary(

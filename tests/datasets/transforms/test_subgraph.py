@@ -26,7 +26,6 @@ from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
     induced_subgraph,
     inductive_graphs,
-    owner_of_nodes,
     remove_edges,
     remove_features,
     remove_labels,
@@ -103,16 +102,6 @@ def test_an_induced_subgraph_follows_the_order_of_the_list(toy):
     edges = induced_subgraph(toy.edge_index, 6, torch.tensor([3, 2, 0]))
     # 0-2 and 2-3 stay; 3, 2, 0 are now 0, 1, 2
     assert sorted(edges.T.tolist()) == [[0, 1], [1, 0], [1, 2], [2, 1]]
-
-
-def test_parts_that_share_a_node_are_rejected(toy):
-    with pytest.raises(ValueError, match="they list 4 nodes of which only 3 differ"):
-        cut_clients(toy.edge_index, 6, [np.array([0, 1]), np.array([1, 2])])
-
-
-def test_an_unassigned_node_has_no_owner():
-    owner = owner_of_nodes(4, [np.array([2]), np.array([0])])
-    assert owner.tolist() == [1, -1, 0, -1]
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
