@@ -73,7 +73,7 @@ def test_a_table_of_molecules_becomes_a_dataset_of_ogb(
     )
     dataset = load(
         "ogbg-molfreesolv", data_dir=tmp_path / "data", cache_dir=tmp_path / "cache",
-        allow_download=False, check=False,
+        check=False,
     )  # fmt: skip
     assert isinstance(dataset, GraphDataset)
     assert dataset.target == Target(NUMBERS, ("energy",))

@@ -285,10 +285,12 @@ def write_ogb_graphs(
     has_atoms: bool = True,
     labels: object = None,
     targets: Sequence[str] = (),
+    bonds: object = None,
 ) -> None:
     """Write the layout of ogbg-molhiv and ogbg-ppa: graphs of 7, 4 and 1 nodes.
 
     With ``targets``, the names of the columns of ``labels``, it is that of ogbg-moltox21.
+    ``bonds`` are the attributes of the edges.
     """
     (folder / "raw").mkdir(parents=True)
     (folder / "RELEASE_v1.txt").write_text("")
@@ -301,6 +303,7 @@ def write_ogb_graphs(
         "graph-label": np.array([[0], [1], [0]]) if labels is None else labels,
     }
     tables |= {"node-feat": atoms()} if has_atoms else {}
+    tables |= {} if bonds is None else {"edge-feat": bonds}
     for name, table in tables.items():
         _write_gz(folder / "raw" / f"{name}.csv.gz", table)
     if targets:

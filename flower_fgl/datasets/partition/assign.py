@@ -23,7 +23,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 
 __all__ = ["MIN_CLIENT_SIZE", "NUM_COMMUNITIES", "RECURSIVE_UP_TO", "IntArray"]
-__all__ += ["PartitionSummary", "cluster_by_labels", "deal_edges", "deal_evenly"]
+__all__ += ["PartitionSummary", "cluster_by_labels", "deal_edges"]
 __all__ += ["deal_evenly_by_class", "deal_relations", "dirichlet_parts"]
 __all__ += ["draw_networks", "follow_neighbours", "group_nodes", "louvain_communities"]
 __all__ += ["merge_communities", "metis_communities"]
@@ -196,11 +196,6 @@ def count_classes(
     """Count the members of known class in each part: (parts, C)."""
     held = (labels[nodes] for nodes in parts)
     return np.stack([np.bincount(y[y >= 0], minlength=num_classes) for y in held])
-
-
-def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Assign nodes at random, independent of labels; sizes differ by at most one."""
-    return deal_evenly_by_class(np.zeros(num_nodes, np.int64), num_clients, seed=seed)
 
 
 def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:

@@ -6,7 +6,6 @@ and returns K ascending arrays.
 
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.options import nearest
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.partition import assign
 from flower_fgl.datasets.partition.assign import IntArray
@@ -178,7 +176,9 @@ NODE_RULES: dict[str, PartitionRule] = {
     "dirichlet": _DIRICHLET,
     "uniform": PartitionRule(
         "nodes assigned at random and evenly, independent of labels and edges",
-        lambda g: assign.deal_evenly(g.num_nodes, g.num_clients, seed=g.seed),
+        lambda g: assign.deal_evenly_by_class(
+            np.zeros_like(g.labels), g.num_clients, seed=g.seed
+        ),
         libraries=("numpy",),
     ),
     "quantile": _QUANTILE,
@@ -332,7 +332,7 @@ def _partition(
     given: PartitionInput, rule: str, rules: Mapping[str, PartitionRule], members: str
 ) -> list[IntArray]:
     """Check the input, apply the rule and reject an empty client."""
-    _check(given, _find(rule, rules), rule, members)
+    _check(given, members)
     if given.num_clients == 1 and rules is not NETWORK_RULES:
         return [np.arange(given.num_nodes, dtype=np.int64)]
     parts = rules[rule].assign(given)
@@ -347,17 +347,7 @@ def _partition(
     return parts
 
 
-def _find(rule: str, rules: Mapping[str, PartitionRule]) -> PartitionRule:
-    """Look up a rule by its name."""
-    if rule not in rules:
-        kind = "nodes" if rules is NODE_RULES else "graphs"
-        raise ConfigError(
-            f'Unknown partition rule "{rule}" for {kind}. {nearest(rule, rules)}'
-        )
-    return rules[rule]
-
-
-def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -> None:
+def _check(given: PartitionInput, members: str) -> None:
     """Reject settings that are out of range."""
     if given.num_clients < 1:
         raise ConfigError(f"clients must be at least 1, got {given.num_clients}.")
@@ -369,12 +359,6 @@ def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -
     if not 0 <= given.seed < SEED_END:
         raise ConfigError(
             f"partition-seed must lie in [0, {SEED_END - 1}], got {given.seed}."
-        )
-    is_read = "alpha" in row.options
-    if is_read and not (math.isfinite(given.alpha) and given.alpha > 0):
-        raise ConfigError(
-            f'dirichlet-alpha must be finite and above 0 for partition = "{rule}", got '
-            f"{given.alpha}."
         )
 
 
@@ -403,7 +387,7 @@ def partition_key(
 
     For example ``"rules=3 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
     """
-    row = _find(rule, rules)
+    row = rules[rule]
     words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]
     if "alpha" in row.options:
         words.append(f"alpha={float(alpha)!r}")

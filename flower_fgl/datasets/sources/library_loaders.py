@@ -240,10 +240,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
         messages=messages,
         batch=batch,
         y=y[:, 0] if targets is None else y,
-        masks={
-            part: _mask(table(f"split/{split}/{own}")[:, 0], len(y))
-            for part, own in OGB_PARTS.items()
-        },
+        masks=_ogb_split(folder, split, len(y)),
         names=targets,
     )
 
@@ -251,13 +248,11 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> Raw:
 def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
     """Read a typed graph by its name at OGB, whose nodes of one kind have classes.
 
-    The tables are read as published: reverse relations are not listed, and the years of
-    papers are not used.
+    Reverse relations are not listed, and the years of papers are not used.
     """
     import pandas as pd
 
     folder = _ogb_folder(root, name, "nodeproppred")
-
     sizes = pd.read_csv(folder / "raw" / "num-node-dict.csv.gz").iloc[0]
     tables = {}
     for own, size in sizes.items():
@@ -271,13 +266,7 @@ def ogb_typed(root: Path, *, name: str, kind: str) -> Raw:
         relations[triple] = torch.from_numpy(edges.T.astype(np.int64))
     y = torch.from_numpy(_ogb_table(folder, f"raw/node-label/{kind}/node-label")[:, 0])
     names = _ogb_class_names(folder) or tuple(map(str, range(int(y.max()) + 1)))
-    masks = {
-        part: _mask(
-            torch.from_numpy(_ogb_table(folder, f"split/time/{kind}/{own}")[:, 0]),
-            len(y),
-        )
-        for part, own in OGB_PARTS.items()
-    }
+    masks = _ogb_split(folder, f"time/{kind}", len(y))
     wanted = TypedTarget(y.to(torch.int64), Target.classes(names), masks)
     found = typed_dataset(name, tables, relations, kind, wanted)
     return Raw(found, sum(edges.shape[1] for edges in relations.values()))
@@ -290,6 +279,14 @@ def _ogb_table(folder: Path, part: str) -> Array:
     frame = pd.read_csv(folder / f"{part}.csv.gz", header=None)
     table: Array = frame.to_numpy(copy=True)
     return table
+
+
+def _ogb_split(folder: Path, split: str, number: int) -> dict[str, Tensor]:
+    """Read the masks of a published split of some nodes or graphs."""
+    numbers = {
+        p: _ogb_table(folder, f"split/{split}/{o}") for p, o in OGB_PARTS.items()
+    }
+    return {p: _mask(torch.from_numpy(n[:, 0]), number) for p, n in numbers.items()}
 
 
 def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:

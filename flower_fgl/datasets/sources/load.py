@@ -110,7 +110,6 @@ def load(
     *,
     data_dir: Path | None,
     cache_dir: Path,
-    allow_download: bool = True,
     check: bool = True,
     target: str = "",
     kind: TargetKind = CLASSES,
@@ -134,13 +133,7 @@ def load(
         return dataset
     if not source.layouts:
         return synthetic_dataset(SyntheticSettings())
-    (found, entries), layout = _obtain(
-        name,
-        source.layouts,
-        data_dir=data_dir,
-        cache_dir=cache_dir,
-        allow_download=allow_download,
-    )
+    (found, entries), layout = _obtain(name, source.layouts, data_dir, cache_dir)
     dataset = whole = replace(found, name=name)
     if whole.targets is not None:
         dataset = choose_target(whole, target or whole.target.names[0])
@@ -224,18 +217,9 @@ def _check_statistics(name: str, published: Statistics, found: Statistics) -> No
 
 
 def _obtain(
-    name: str,
-    layouts: tuple[Layout, ...],
-    *,
-    data_dir: Path | None,
-    cache_dir: Path,
-    allow_download: bool,
+    name: str, layouts: tuple[Layout, ...], data_dir: Path | None, cache_dir: Path
 ) -> tuple[Raw, Layout]:
-    """Read a dataset from the data folder, the cache or the network, in this order.
-
-    Returns also its layout, the first complete one. A DataError says that files are
-    missing or damaged, or the cache cannot be written.
-    """
+    """Read a dataset from the data folder, the cache or the network, in this order."""
     home = _home(name, cache_dir)
     found = _find(layouts, data_dir, home)
     if found is not None and found[0].leaf is None:
@@ -247,10 +231,8 @@ def _obtain(
             layout, folder = found
             return _guarded(name, folder, _read_staged, layout, folder, home), layout
         layout = layouts[0]
-        reason = "Downloads are disabled."
-        if not layout.can_download:
-            reason = "It is not downloaded automatically."
-        elif allow_download:
+        reason = "It is not downloaded automatically."
+        if layout.can_download:
             try:
                 return _download(layout, home), layout
             except (Exception, SystemExit) as error:  # loaders raise any kind of error

@@ -425,10 +425,15 @@ def choose_target(
         chosen,
     )
     part = GraphBatch(dataset.edge_index, dataset.batch, total).select(kept)
+    messages = dataset.messages
+    if messages is not None:
+        sent = GraphBatch(messages.index, dataset.batch, total).select(kept)
+        messages = replace(messages.select(sent.edges), index=sent.edge_index)
     return replace(
         dataset,
         x=select_rows(dataset.x, part.nodes),
         edge_index=part.edge_index,
+        messages=messages,
         batch=part.batch,
         y=dataset.y[kept],
         masks={split: mask[kept] for split, mask in dataset.masks.items()},

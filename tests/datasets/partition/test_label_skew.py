@@ -20,7 +20,6 @@ from flower_fgl.datasets.partition.assign import (
     cluster_by_labels,
     count_classes,
     deal_edges,
-    deal_evenly,
     deal_evenly_by_class,
     deal_relations,
     dirichlet_parts,
@@ -145,7 +144,9 @@ def test_even_assignment_by_class_keeps_class_counts_and_sizes_within_one(num_cl
 
 
 def test_even_assignment_shuffles_and_depends_on_the_seed():
-    first, second = (deal_evenly(100, 4, seed=seed) for seed in (0, 1))
+    first, second = (
+        deal_evenly_by_class(np.zeros(100, int), 4, seed=seed) for seed in (0, 1)
+    )
     assert [len(part) for part in first] == [25, 25, 25, 25]
     assert any(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert any(np.ptp(np.diff(part)) > 0 for part in first)  # not every fourth node

@@ -73,7 +73,6 @@ def read(name: str, data: Path, tmp_path: Path) -> NodeDataset | GraphDataset:
         name,
         data_dir=data,
         cache_dir=tmp_path / "cache",
-        allow_download=False,
         check=False,
     )
 

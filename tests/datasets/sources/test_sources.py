@@ -75,9 +75,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load_small(name: str, data: Path, cache_dir: Path) -> NodeDataset | GraphDataset:
-    return load(
-        name, data_dir=data, cache_dir=cache_dir, allow_download=False, check=False
-    )
+    return load(name, data_dir=data, cache_dir=cache_dir, check=False)
 
 
 def pairs(dataset: NodeDataset | GraphDataset) -> set[tuple[int, int]]:
@@ -187,7 +185,7 @@ def test_synthetic_needs_no_files(cache_dir):
 )
 def test_a_real_graph_has_its_published_size(name, real_data, cache_dir):
     nodes, edges, features, classes = REAL_NODE_SETS[name]
-    dataset = load(name, data_dir=real_data, cache_dir=cache_dir, allow_download=False)
+    dataset = load(name, data_dir=real_data, cache_dir=cache_dir)
     assert dataset.x.shape == (nodes, features)
     assert dataset.edge_index.shape == (2, 2 * edges)
     assert dataset.y.unique().tolist() == list(range(classes))
@@ -210,7 +208,7 @@ def test_planetoid_keeps_its_public_split(name, train, real_data, cache_dir):
 @pytest.mark.parametrize("name", REAL_GRAPH_SETS)
 def test_a_real_set_of_graphs_has_its_published_size(name, real_data, cache_dir):
     graphs, nodes, entries, features, classes = REAL_GRAPH_SETS[name]
-    dataset = load(name, data_dir=real_data, cache_dir=cache_dir, allow_download=False)
+    dataset = load(name, data_dir=real_data, cache_dir=cache_dir)
     assert dataset.num_graphs == graphs
     assert dataset.batch.numel() / graphs == pytest.approx(nodes, abs=0.005)
     assert dataset.edge_index.shape[1] / graphs == pytest.approx(entries, abs=0.05)
@@ -491,7 +489,7 @@ def test_an_error_lists_published_and_found_statistics(data, cache_dir):
 
 def test_missing_data_are_an_error_with_folders_and_source(data, cache_dir):
     with pytest.raises(DataError) as info:
-        load("cora", data_dir=data, cache_dir=cache_dir, allow_download=False)
+        load("cora", data_dir=data, cache_dir=cache_dir)
     message = str(info.value)
     for part in (
         str(data / "Planetoid" / "Cora"),
@@ -499,7 +497,7 @@ def test_missing_data_are_an_error_with_folders_and_source(data, cache_dir):
         "ind.cora.allx",
         "https://github.com/kimiyoung/planetoid",
         "FLOWER_FGL_DATA",
-        "Downloads are disabled",
+        "no network in tests",
     ):
         assert part in message
 
@@ -700,9 +698,7 @@ def test_the_cache_folder_can_be_set(tmp_path, monkeypatch):
 def test_aifb_has_its_published_size(real_data, cache_dir):
     if not (real_data / "AIFB-hetero").is_dir():
         pytest.skip("AIFB is not in the data folder")
-    dataset = load(
-        "aifb", data_dir=real_data, cache_dir=cache_dir, allow_download=False
-    )
+    dataset = load("aifb", data_dir=real_data, cache_dir=cache_dir)
     assert dataset.num_nodes == 7262
     assert len(dataset.schema.node_types) == 7
     assert len(dataset.schema.relations) == 52

@@ -62,9 +62,7 @@ def data(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(name: str, target: str, data: Path, cache: Path) -> NodeDataset | GraphDataset:
-    return load(
-        name, data_dir=data, cache_dir=cache, allow_download=False, target=target
-    )
+    return load(name, data_dir=data, cache_dir=cache, target=target)
 
 
 def config_of(data: Path, **values: Scalar) -> RunConfig:
@@ -109,6 +107,22 @@ def test_a_target_of_molecules_has_the_name_in_the_files(
     assert masks == {"train": [True, False], "val": [False] * 2, "test": [False, True]}
     with pytest.raises(DataError, match=r'no graph has a label for target = "SR-p53"'):
         read("ogbg-moltox21", "SR-p53", data, tmp_path)
+
+
+def test_bonds_of_a_molecule_without_a_label_are_left_out(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "ogbg_moltox21"
+    bonds = np.stack([np.arange(len(raw.EDGES)) % 4, *np.zeros((2, len(raw.EDGES)))], 1)
+    raw.write_ogb_graphs(
+        folder, "scaffold", labels=np.array(RESULTS), bonds=bonds.astype(int)
+    )
+    part = read("ogbg-moltox21", "0", tmp_path / "data", tmp_path / "cache")
+    assert part.messages is not None
+    kept = (raw.EDGES < 7).all(axis=1)  # the graph of 4 nodes has no label
+    assert part.messages.index.T.tolist() == raw.EDGES[kept].tolist()
+    found = part.messages.x.argmax(dim=1).tolist()
+    assert found == bonds[kept, 0].tolist()
 
 
 def test_proteins_have_the_mean_attributes_of_their_edges(
