@@ -82,7 +82,9 @@ def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
 
 
 def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
-    """Return a SciPy view of a sparse CSR tensor (N, d), with shared memory."""
+    """Return features (N, d) as a SciPy matrix, of a sparse CSR tensor a view."""
+    if x.layout != torch.sparse_csr:
+        return scipy.sparse.csr_matrix(x.numpy())
     return scipy.sparse.csr_matrix(
         (x.values().numpy(), x.col_indices().numpy(), x.crow_indices().numpy()),
         shape=tuple(x.shape),
@@ -102,14 +104,11 @@ def compact_features(x: Tensor) -> Tensor:
     The result is sparse CSR if ``d >= 64`` and less than 15 % of the entries are
     non-zero, else strided.
     """
-    is_sparse = x.layout == torch.sparse_csr
-    present = x.values() if is_sparse else x
+    present = x.values() if x.layout == torch.sparse_csr else x
     num_present = int(present.count_nonzero())
     keep_sparse = x.shape[1] >= SPARSE_WIDTH and num_present < SPARSE_BELOW * x.numel()
     if not keep_sparse:
-        return (x.to_dense() if is_sparse else x).to(torch.float32).contiguous()
-    if not is_sparse:
-        return csr_tensor(scipy.sparse.csr_matrix(x.numpy()))
+        return x.to_dense().to(torch.float32).contiguous()
     matrix = scipy_csr(x).copy()
     matrix.eliminate_zeros()
     return csr_tensor(matrix)

@@ -237,7 +237,7 @@ def remove_features(
     removes a superset.
     """
     is_sparse = x.layout == torch.sparse_csr
-    matrix = scipy_csr(x).copy() if is_sparse else scipy.sparse.csr_matrix(x.numpy())
+    matrix = scipy_csr(x).copy()
     matrix.eliminate_zeros()
     row = np.repeat(np.arange(len(nodes)), np.diff(matrix.indptr))
     score = generator.random(matrix.nnz)

@@ -38,11 +38,9 @@ __all__ = [
     "NodeTable",
     "TypedTarget",
     "agreed_graph",
-    "column_name",
     "held_parts",
     "in_schema",
     "move_columns",
-    "offsets",
     "told_parts",
     "typed_dataset",
     "typed_union",
@@ -78,14 +76,9 @@ class TypedTarget:
     targets: Tensor | None = None
 
 
-def column_name(node_type: str, name: str) -> str:
-    """Return the name of a column of the joint feature matrix."""
-    return f"{node_type}.{name}"
-
-
-def offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the number of the first node of each kind, and the number of all nodes."""
-    return [0, *np.cumsum(sizes).tolist()]
+def _first_nodes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of the first node of each kind."""
+    return dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
 
 
 def typed_dataset(
@@ -110,11 +103,8 @@ def typed_dataset(
         private,
     )
     schema.check(name)
-    start = dict(
-        zip(tables, offsets([len(t.x) for t in tables.values()]), strict=False)
-    )
     size = {kind: len(table.x) for kind, table in tables.items()}
-    number = sum(size.values())
+    start, number = _first_nodes(size), sum(size.values())
     parts, numbers = [], []
     for place, ((source, relation, target), edges) in enumerate(relations.items()):
         for end, kind in ((0, source), (1, target)):
@@ -171,7 +161,7 @@ def with_edge_table(
     assert schema is not None
     assert dataset.node_type is not None
     sizes = torch.bincount(dataset.node_type, minlength=len(schema.widths)).tolist()
-    start = dict(zip(schema.node_types, offsets(sizes), strict=False))
+    start = _first_nodes(dict(zip(schema.node_types, sizes, strict=True)))
     first = torch.tensor([[start[predicted[0]]], [start[predicted[2]]]])
     return replace(
         dataset,
@@ -191,11 +181,7 @@ def _joint_names(tables: Mapping[str, NodeTable]) -> tuple[str, ...]:
     """Return the names of all columns; empty if a kind with features has none."""
     if any(len(t.feature_names) != t.x.shape[1] for t in tables.values()):
         return ()
-    return tuple(
-        column_name(kind, name)
-        for kind, t in tables.items()
-        for name in t.feature_names
-    )
+    return tuple(f"{kind}.{n}" for kind, t in tables.items() for n in t.feature_names)
 
 
 def _joint_features(parts: Sequence[Tensor]) -> Tensor:
@@ -206,12 +192,7 @@ def _joint_features(parts: Sequence[Tensor]) -> Tensor:
         for x in parts
     )
     if width >= SPARSE_WIDTH and used < SPARSE_BELOW * rows * width:
-        blocks = [
-            scipy_csr(x)
-            if x.layout == torch.sparse_csr
-            else scipy.sparse.csr_matrix(x.numpy())
-            for x in parts
-        ]
+        blocks = [scipy_csr(x) for x in parts]
         return csr_tensor(scipy.sparse.block_diag(blocks, format="csr"))
     dense = [x.to_dense() for x in parts]
     joint: Tensor = torch.block_diag(*dense)  # type: ignore[no-untyped-call]
@@ -226,12 +207,8 @@ def move_columns(x: Tensor, places: Sequence[int], width: int) -> Tensor:
         out[:, place] = x
         return out
     matrix = scipy_csr(x).copy()
-    matrix.indices = place.numpy()[matrix.indices]
-    return csr_tensor(
-        scipy.sparse.csr_matrix(
-            (matrix.data, matrix.indices, matrix.indptr), shape=(x.shape[0], width)
-        )
-    )
+    moved = (matrix.data, place.numpy()[matrix.indices], matrix.indptr)
+    return csr_tensor(scipy.sparse.csr_matrix(moved, shape=(len(x), width)))
 
 
 def typed_union(
