@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -126,12 +126,25 @@ def numbered_within(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> Tensor
     return place[edge_index]
 
 
+@dataclass(frozen=True, eq=False)
 class _Dataset(_HasTarget):
     """What all complete datasets have."""
 
-    x: Tensor
-    feature_names: tuple[str, ...]
-    schema: Schema | None
+    name: str  # in the table of sources, e.g. "cora"
+    x: Tensor  # (N, d), float32
+    edge_index: Tensor  # (2, 2E), int64
+    # (N,), int64: class of each node, -1 if unknown; with targets 0 if one is known
+    y: Tensor
+    target: Target  # names of the classes, labels or numbers
+    # (N,), bool: published split (train, val, test); empty if there is none
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()  # length d, or empty
+    # (N, T): whether a node has each label, int8, -1 if unknown; or numbers, float64, NaN
+    targets: Tensor | None = None
+    # as listed; None if the source lists undirected edges without features
+    messages: MessageEdges | None = None
+    node_type: Tensor | None = None  # (N,), int64: kind by its place in the schema
+    schema: Schema | None = None  # kinds and relations of a typed graph
 
     @property
     def num_features(self) -> int:
@@ -157,23 +170,8 @@ class NodeDataset(_Dataset):
     predict only.
     """
 
-    name: str  # in the table of sources, e.g. "cora"
-    x: Tensor  # (N, d), float32
-    edge_index: Tensor  # (2, 2E), int64
-    # (N,), int64: class of each node, -1 if unknown; with targets 0 if one is known
-    y: Tensor
-    target: Target  # names of the classes, labels or numbers
-    # (N,), bool: published split (train, val, test); empty if there is none
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None  # (N,): that of each node, if there are several
-    feature_names: tuple[str, ...] = ()  # length d, or empty
     edges: EdgeTable | None = None  # with their classes, if they have any
-    # (N, T): whether a node has each label, int8, -1 if unknown; or numbers, float64, NaN
-    targets: Tensor | None = None
-    # as listed; None if the source lists undirected edges without features
-    messages: MessageEdges | None = None
-    node_type: Tensor | None = None  # (N,), int64: kind by its place in the schema
-    schema: Schema | None = None  # kinds and relations of a typed graph
 
     @property
     def num_nodes(self) -> int:
@@ -209,39 +207,22 @@ class GraphDataset(_Dataset):
     """Many small graphs, stored as one disjoint union.
 
     ``batch`` (N,), int64, is the graph of each node, non-decreasing. ``y``, ``masks`` and
-    ``targets`` are those of the G graphs, ``messages`` those of all graphs; these and all
-    other fields are as in :class:`NodeDataset`. Features of edges that are bytes in the
-    file stay uint8: as float32 they take most of the memory of molecules. If graphs of one
-    kind of nodes have no features, ``d == 0``, degree features are built from the training
-    graphs when the dataset is split.
+    ``targets`` are those of the G graphs, ``messages`` those of all graphs. Features of
+    edges that are bytes in the file stay uint8: as float32 they take most of the memory of
+    molecules. If graphs of one kind of nodes have no features, ``d == 0``, degree features
+    are built from the training graphs when the dataset is split.
     """
 
-    name: str
-    x: Tensor
-    edge_index: Tensor
-    batch: Tensor
-    y: Tensor
-    target: Target
-    masks: Mapping[str, Tensor] = field(default_factory=dict)
-    targets: Tensor | None = None
-    messages: MessageEdges | None = None
-    feature_names: tuple[str, ...] = ()
-    node_type: Tensor | None = None
-    schema: Schema | None = None
+    batch: Tensor = field(kw_only=True)
 
     @classmethod
     def of(
-        cls, union: NodeDataset, batch: Tensor, y: Tensor, target: Target, **fields: Any
+        cls, union: NodeDataset, batch: Tensor, y: Tensor, target: Target, **others: Any
     ) -> GraphDataset:
-        """Return the graphs of a disjoint union; ``fields`` are others of the class."""
-        common: dict[str, Any] = {
-            "messages": union.messages,
-            "feature_names": union.feature_names,
-            "node_type": union.node_type,
-            "schema": union.schema,
-        }
-        whole = (union.name, union.x, union.edge_index)
-        return cls(*whole, batch, y, target, **common | fields)
+        """Return the graphs of a disjoint union; ``others`` are fields of the class."""
+        shared = {f.name: getattr(union, f.name) for f in fields(_Dataset)}
+        own = {"batch": batch, "y": y, "target": target, "masks": {}, "targets": None}
+        return cls(**{**shared, **own, **others})
 
     @property
     def num_graphs(self) -> int:

@@ -124,6 +124,9 @@ def typed_dataset(
     relation_of = torch.cat([none[0], *numbers])
     first = start.get(target_type, 0)
     rows = slice(first, first + size.get(target_type, 0))
+    if (targets := wanted.targets) is not None:
+        unknown = torch.nan if targets.is_floating_point() else -1
+        targets = _expand(targets, rows, number, unknown)
     return NodeDataset(
         name,
         _joint_features([table.x for table in tables.values()]),
@@ -132,14 +135,7 @@ def typed_dataset(
         wanted.target,
         {n: _expand(mask, rows, number, False) for n, mask in wanted.masks.items()},
         feature_names=_joint_names(tables),
-        targets=None
-        if wanted.targets is None
-        else _expand(
-            wanted.targets,
-            rows,
-            number,
-            torch.nan if wanted.targets.is_floating_point() else -1,
-        ),
+        targets=targets,
         messages=MessageEdges(
             index, torch.empty(index.shape[1], 0), relation=relation_of
         ),

@@ -134,9 +134,9 @@ def test_degree_features_do_not_depend_on_test_graphs(place: str) -> None:
         "stars",
         torch.empty(16, 0),
         torch.tensor(both).T,
-        torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)),
         torch.tensor([0, 1, 0]),
         Target.classes("ab"),
+        batch=torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)),
     )
     is_test = torch.tensor([False, False, place == "test"])
     masks = {"train": ~is_test, "val": torch.zeros(3).bool(), "test": is_test}
