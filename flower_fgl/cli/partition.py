@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from flower_fgl.core.errors import DataError, refuse
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.write import save_client_graph
-from flower_fgl.datasets.partition.assign import PartitionSummary
+from flower_fgl.datasets.partition.assign import exp_label_entropy
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
 from flower_fgl.lab.plots import label_heat_map, save_figure
@@ -69,16 +68,15 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         # with times, a later graph holds the edges of the earlier ones
         edges += max(per_graph) if config.classifies_edges else sum(per_graph)
     total = store.index.num_edges
-    pieces = PartitionSummary(
-        torch.stack(counts).numpy(), np.array(sizes), edges / total if total else 1.0
-    )
-    present, effective = pieces.num_classes_present, pieces.exp_label_entropy
+    by_class = torch.stack(counts).numpy()
+    present, effective = (by_class > 0).sum(axis=1), exp_label_entropy(by_class)
     rows = [
         [*map(str, (pid, size, *masked[pid], present[pid])), f"{effective[pid]:.2f}"]
         for pid, size in enumerate(sizes)
     ]
-    share = f"({pieces.share_edges_kept:.1%})"
-    kept = f"{edges:,} of {total:,} edges kept {share}" if total else "no edges"
+    kept = "no edges"
+    if total:
+        kept = f"{edges:,} of {total:,} edges kept ({edges / total:.1%})"
     items = "graphs" if config.classifies_graphs else "nodes"
     items = "pairs" if config.has_pairs else items
     summary = (

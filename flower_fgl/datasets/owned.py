@@ -124,17 +124,15 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         owned = replace(owned, dataset=replace(owned.dataset, edges=None))
     owned = _expected(owned, config)
     _check_evaluation_graphs(owned, config)
-    masks = dict(owned.dataset.masks)
-    fractions = shares_of(config, FILE_SPLIT, masks)
-    if config.classifies_edges:  # edges have their own split
+    masks = own = _own_masks(owned, config)
+    shares = shares_of(config, _default_split(config), own)
+    if config.has_pairs:  # edges have their own split
         none = torch.zeros(owned.dataset.num_nodes, dtype=torch.bool)
         masks = dict.fromkeys(SPLITS, none)
-    elif fractions is not None:
-        masks = _split_owned(owned, fractions, config)
+    elif shares is not None:
+        masks = _split_owned(owned, shares, config)
     elif config.setting == "few-shot" and "train" in masks:
         _check_shots(owned.dataset, masks, config.shots)
-    own = _own_masks(owned, config)
-    shares = shares_of(config, _default_split(config), own)
     client = replace(
         owned.client_graph(0, masks),
         drawn_from=_drawn_from(shares, config),

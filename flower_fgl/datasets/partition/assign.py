@@ -10,7 +10,6 @@ clients, and one by all. An own generator replaces theirs.
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
@@ -23,9 +22,9 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 
 __all__ = ["MIN_CLIENT_SIZE", "NUM_COMMUNITIES", "RECURSIVE_UP_TO", "IntArray"]
-__all__ += ["PartitionSummary", "cluster_by_labels", "deal_edges"]
-__all__ += ["deal_evenly_by_class", "deal_relations", "dirichlet_parts"]
-__all__ += ["draw_networks", "follow_neighbours", "group_nodes", "louvain_communities"]
+__all__ += ["cluster_by_labels", "deal_edges", "deal_evenly_by_class"]
+__all__ += ["deal_relations", "dirichlet_parts", "draw_networks", "exp_label_entropy"]
+__all__ += ["follow_neighbours", "group_nodes", "louvain_communities"]
 __all__ += ["merge_communities", "metis_communities"]
 
 IntArray = NDArray[np.int64]
@@ -406,30 +405,13 @@ def share_out(
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class PartitionSummary:
-    """Statistics of a partition.
+def exp_label_entropy(class_counts: IntArray) -> NDArray[np.float64]:
+    """Return the exp of the label entropy of each client, (K,), from its counts (K, C).
 
-    ``class_counts`` (K, C) are the members of each known class, ``sizes`` (K,) all of them,
-    and ``share_edges_kept`` the share of edges with both ends on one client; 1 without
-    edges.
+    It lies in [1, C]; without labels it is 0.
     """
-
-    class_counts: IntArray
-    sizes: IntArray
-    share_edges_kept: float
-
-    @property
-    def num_classes_present(self) -> IntArray:
-        """Classes with at least one member on each client, shape (K,)."""
-        present: IntArray = (self.class_counts > 0).sum(axis=1, dtype=np.int64)
-        return present
-
-    @property
-    def exp_label_entropy(self) -> NDArray[np.float64]:
-        """Exp of each client's label entropy, shape (K,), in [1, C]; 0 without labels."""
-        total = self.class_counts.sum(axis=1, keepdims=True)  # (K, 1)
-        share = self.class_counts / np.maximum(total, 1)
-        log_share = np.log(np.where(share > 0, share, 1.0))
-        entropy = -(share * log_share).sum(axis=1)
-        return np.where(total[:, 0] > 0, np.exp(entropy), 0.0)
+    total = class_counts.sum(axis=1, keepdims=True)  # (K, 1)
+    share = class_counts / np.maximum(total, 1)
+    log_share = np.log(np.where(share > 0, share, 1.0))
+    entropy = -(share * log_share).sum(axis=1)
+    return np.where(total[:, 0] > 0, np.exp(entropy), 0.0)

@@ -109,9 +109,9 @@ def cut_graph_clients(
     training graphs of all clients: no validation or test graph affects it.
     """
     numbers = [torch.from_numpy(part) for part in parts]
-    x = dataset.x
     if dataset.num_features == 0 and dataset.schema is None:
         x = _training_degree_features(dataset, numbers, masks)
+        dataset = replace(dataset, x=x)
     union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
     listed = None
     if dataset.messages is not None:
@@ -120,8 +120,7 @@ def cut_graph_clients(
     clients = []
     for partition_id, (graphs, mask) in enumerate(zip(numbers, masks, strict=True)):
         train, *evaluation = (
-            _select(dataset, x, union, listed, graphs[mask[name]], name)
-            for name in SPLITS
+            _select(dataset, union, listed, graphs[mask[name]], name) for name in SPLITS
         )
         # a client's file holds no tensor twice
         none = torch.zeros(train.num_items, dtype=torch.bool)
@@ -152,7 +151,6 @@ def _training_degree_features(
 
 def _select(
     dataset: GraphDataset,
-    x: Tensor,
     union: GraphBatch,
     listed: GraphBatch | None,
     graphs: Tensor,
@@ -170,7 +168,7 @@ def _select(
         of_edges = messages.x.to(torch.float32)
         messages = replace(messages, index=sent.edge_index, x=of_edges)
     return Graph(
-        select_rows(x, part.nodes),
+        select_rows(dataset.x, part.nodes),
         part.edge_index,
         dataset.y[graphs],
         {name: torch.ones(len(graphs), dtype=torch.bool)},

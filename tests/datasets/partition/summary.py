@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.partition.assign import PartitionSummary, count_classes
+from flower_fgl.datasets.partition.assign import count_classes, exp_label_entropy
 
 IntArray = NDArray[np.int64]
+
+
+class PartitionSummary(NamedTuple):
+    """Members of each class by client, all members, and the share of edges inside."""
+
+    class_counts: IntArray
+    sizes: IntArray
+    share_edges_kept: float
+
+    @property
+    def num_classes_present(self) -> IntArray:
+        return (self.class_counts > 0).sum(axis=1)
+
+    @property
+    def exp_label_entropy(self) -> NDArray[np.float64]:
+        return exp_label_entropy(self.class_counts)
 
 
 def describe_partition(
