@@ -69,7 +69,7 @@ __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "log_notes", "open_store"]
 log = logging.getLogger(__name__)
 NOTES = logging.getLogger("flower_fgl.datasets.suspect")
 """Logger of notes on suspect data, of which a grid logs each once."""
-FORMAT = 3
+FORMAT = 4
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
 READER = 4
 """Version of the checks of graph files; a store of an earlier version is built again."""
@@ -159,17 +159,13 @@ class ClientStore:
         schema = vars(index) | (index.owners[partition_id] if index.owners else {})
         kind, names, units = (schema["target"][k] for k in ("kind", "names", "units"))
         target = Target(kind, tuple(names), tuple(units))
-        client = replace(
+        return replace(
             unpack_client(data, partition_id, target),
             feature_names=tuple(schema["feature_names"]),
             name=schema.get("name", ""),
             prepared=schema.get("prepared", ""),
             schema=Schema.from_text(schema["schema"]) if schema["schema"] else None,
         )
-        is_dense = client.graph.x.layout == torch.strided
-        if self.config.scale_of_features(is_dense=is_dense) == "rows":
-            return replace(client, scaling=Scaling("rows"))
-        return client
 
     def log_notes(self) -> None:
         """Log warnings of the build, and the notes on suspect data.
@@ -574,6 +570,8 @@ def graph_sizes(path: Path) -> GraphSizes:
 def pack_client(client: ClientGraph) -> bytes:
     """Serialize a client as safetensors."""
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
+    if client.scale == "rows":
+        tensors["rows"] = torch.empty(0)
     for part, names in STATISTICS.items():
         if found := getattr(client.scaling, part, None):
             tensors |= dict(zip(names, found, strict=True))
@@ -615,6 +613,9 @@ def unpack_client(
         for part, (mean, std) in STATISTICS.items()
         if mean in tensors
     }
+    scaling = Scaling("columns", **statistics) if statistics else None
+    if tensors.pop("rows", None) is not None:
+        scaling = Scaling("rows")
     outside = None
     if "outside own" in tensors:
         outside = OutsideEdges(*(tensors.pop(f"outside {part}") for part in OUTSIDE))
@@ -623,7 +624,6 @@ def unpack_client(
         number, _, name = key.partition("/")
         groups.setdefault(int(number), {})[name] = tensor
     graph, *others = (_read_graph(groups[number]) for number in sorted(groups))
-    scaling = Scaling("columns", **statistics) if statistics else None
     return ClientGraph(
         partition_id, graph, target, node_ids, tuple(others), scaling, outside=outside
     )

@@ -226,6 +226,16 @@ def test_a_relative_path_is_looked_up_in_the_data_folder(
 
 
 @pytest.mark.parametrize("kind", ["rows", "columns"])
+def test_a_client_of_the_store_knows_how_its_file_was_normalized(
+    graphs: list[Any], kind: str, tmp_path: Path
+) -> None:
+    save(tmp_path, [scale_client(graph, kind) for graph in graphs])
+    settings = config_of(tmp_path, split="20/40/40")
+    client = open_store(settings, len(graphs)).load(0)
+    assert client.scale == client_from_file(tmp_path / "c.npz", settings).scale == kind
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
 def test_features_normalized_at_export_are_not_normalized_again(
     graphs: list[Any], tmp_path: Path, kind: str
 ) -> None:
