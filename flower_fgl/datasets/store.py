@@ -35,8 +35,8 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.schema import Schema
-from flower_fgl.core.settings import has_targets, is_file
-from flower_fgl.core.targets import CLASSES, Target
+from flower_fgl.core.settings import is_file
+from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -61,7 +61,6 @@ from flower_fgl.datasets.partition.partition import (
 from flower_fgl.datasets.sources.load import find_source, is_missing
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
-from flower_fgl.datasets.transforms.subgraph import Sparsity
 from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = ["ClientStore", "GraphSizes", "StoreIndex", "log_notes", "open_store"]
@@ -73,6 +72,11 @@ FORMAT = 4
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
 READER = 4
 """Version of the checks of graph files; a store of an earlier version is built again."""
+OF_DATA = """split split_by setting partition_seed predicts target target_node
+target_relation types schema_align feature_norm feature_sparsity edge_sparsity
+label_sparsity graph_features max_degree expansion_hops shots link_features time_cuts
+needs_cross_edges reads_messages reads_edge_features reads_types"""
+"""Attributes of the configuration on which the content of a store depends."""
 INDEX = "index.json"
 MOST_OWNERS = 3
 """Owners whose notes a run logs."""
@@ -323,17 +327,22 @@ def _file_name(partition_id: int) -> str:
 
 def _folder_name(config: RunConfig, num_clients: int) -> str:
     """Return a folder name with a hash of everything its content depends on."""
-    key: dict[str, Any] = {
-        "format": FORMAT,
-        "sparse_below": SPARSE_BELOW,
+    key: dict[str, Any] = {name: getattr(config, name) for name in OF_DATA.split()}
+    key |= {
+        "versions": [FORMAT, READER, SPARSE_BELOW],
         "data_dir": str(data_folder(config.data_dir) or ""),
-        "partition": "owners",
-        "split": config.split,
-        "setting": config.setting,
-        "seed": config.partition_seed,
-        "dataset": config.dataset,
+        "synthetic": asdict(config.synthetic),
     }
-    if not config.owners:
+    path = Path(os.path.expanduser(config.dataset))
+    if is_file(config.dataset):
+        key["dataset"] = [path.name, file_contents(path)]
+    else:
+        key["dataset"] = [config.dataset, find_source(config.dataset).version]
+    if config.owners:
+        key["owners"] = owner_contents(config)
+        key["align"] = [config.feature_align, config.has_local_heads]
+        name, rule = config.data_name, "owners"
+    else:
         of_nodes = NODE_RULES | NETWORK_RULES | EDGE_RULES
         key["partition"] = partition_key(
             config.partition,
@@ -342,52 +351,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
             alpha=config.dirichlet_alpha,
             rules=GRAPH_RULES if config.classifies_graphs else of_nodes,
         )
-    scale = config.scale_of_features(is_dense=True)
-    is_normed = config.feature_norm != "default" or scale == "columns"
-    has_degrees = config.classifies_graphs and config.graph_features == "degree"
-    is_other = config.predicts != CLASSES
-    sparsity = Sparsity.of(config)
-    for is_used, name, value in (
-        (is_normed, "feature_norm", scale),
-        (config.split_by != "auto", "split_by", config.split_by),
-        (has_degrees, "max_degree", config.max_degree),
-        (config.has_unseen, "hops", config.expansion_hops),
-        (config.setting == "few-shot", "shots", config.shots),
-        (config.predicts_links, "link-features", config.link_features),
-        (config.predicts_links, "negatives", "between sides"),
-        (config.classifies_edges, "time-cuts", config.time_cuts),
-        (config.needs_cross_edges, "cross_edges", True),
-        (config.types != "use", "types", config.types),
-        (config.schema_align != "same", "schema_align", config.schema_align),
-        (bool(config.target_node), "target_node", config.target_node),
-        (bool(config.target_relation), "target_relation", config.target_relation),
-        (
-            config.reads_messages,
-            "messages",
-            [config.reads_edge_features, config.reads_types],
-        ),
-        (has_targets(config) or is_other, "target", config.target),
-        (is_other, "target-kind", config.predicts),
-        (bool(sparsity), "sparsity", asdict(sparsity)),
-        (config.dataset == "synthetic", "synthetic", asdict(config.synthetic)),
-        (is_file(config.dataset) or bool(config.owners), "reader", READER),
-    ):
-        if is_used:
-            key[name] = value
-    is_named = not is_file(config.dataset) and config.dataset != "synthetic"
-    if is_named and not config.owners:
-        version = find_source(config.dataset).version
-        key |= {"version": version} if version else {}
-    path = Path(os.path.expanduser(config.dataset))
-    if is_file(config.dataset):
-        key["dataset"] = path.name
-        key["has_feature_names"] = True
-        key["content"] = file_contents(path)
-    name, rule = path.stem, config.partition
-    if config.owners:
-        key["owners"] = owner_contents(config)
-        key["align"] = [config.feature_align, config.has_local_heads]
-        name, rule = config.data_name, "owners"
+        name, rule = path.stem, config.partition
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name[:100])
     return f"{name}-{rule}-{num_clients}-{digest[:16]}"
