@@ -247,10 +247,7 @@ def _refuse(problems: Collection[tuple[str, str]], num_owners: int) -> None:
 def _client(
     owner: Owner, config: RunConfig, keys: dict[str, PartKeys]
 ) -> tuple[ClientGraph, int]:
-    """Build the graph of one owner, with its own classes; count the edges it holds.
-
-    The identifiers of a set of graphs are added to ``keys`` unless they decide its split.
-    """
+    """Build the graph of one owner, and count its edges; add keys of a set of graphs."""
     if isinstance(owner.source, Path):
         if config.classifies_graphs:
             owned = load_graph_set(owner.source, target_kind=config.target_kind)
@@ -296,10 +293,7 @@ def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGra
 def _agree_on_classes(
     clients: Sequence[ClientGraph], config: RunConfig
 ) -> tuple[str, ...]:
-    """Return one order of all classes, labels or numbers.
-
-    Other spellings and units are errors.
-    """
+    """Return one order of all classes, labels or numbers; reject other spellings."""
     targets = {client.name: client.target for client in clients}
     lists = {name: target.names for name, target in targets.items()}
     odd: dict[str, str] = {}
@@ -408,10 +402,7 @@ def _differing(widths: Sequence[tuple[str, int]]) -> str:
 def _names_of_most(
     held: Mapping[str, tuple[str, ...]], what: str
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-    """Return the names that most owners have, in the first one's order, and who differs.
-
-    Owners without names are not compared.
-    """
+    """Return the names that most owners have, in the first one's order, and who differs."""
     named = {owner: names for owner, names in held.items() if names}
     sets = Counter(frozenset(names) for names in named.values())
     most = [names for names, _ in sets.most_common(1)]

@@ -39,7 +39,7 @@ def describe_environment(
     versions = {"python": platform.python_version(), "flower-fgl": VERSION}
     for name in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = _version(name)
+            versions[name] = metadata.version(name)
     commit = find_commit(Path(__file__).resolve().parents[2])
     codes = dict(filter(None, (code_of(kind, name) for kind, name in rows)))
     extensions = {name: hash_source(place) for name, place in sorted(codes.items())}
@@ -118,12 +118,6 @@ def mixed_versions(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 "again."
             )
     return out
-
-
-@lru_cache
-def _version(package: str) -> str:
-    """Return the version of an installed package; reading it takes milliseconds."""
-    return metadata.version(package)
 
 
 @lru_cache(maxsize=4)

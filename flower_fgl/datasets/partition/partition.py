@@ -393,8 +393,6 @@ def partition_key(
         words.append(f"alpha={float(alpha)!r}")
     if "pymetis" in row.libraries:
         words.append(f"recursive-up-to={assign.RECURSIVE_UP_TO}")
-        if seed == 1:  # stored partitions had METIS' own seed 1
-            words.append(f"metis-seed={assign.IN_PLACE_OF_1}")
     words += [f"{library}={_version(library)}" for library in row.libraries]
     return " ".join(words)
 

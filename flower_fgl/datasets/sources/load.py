@@ -182,10 +182,7 @@ def _call(name: str, source: Source, kind: TargetKind) -> NodeDataset | GraphDat
 def _measure(
     dataset: NodeDataset | GraphDataset, whole: NodeDataset | GraphDataset
 ) -> Statistics:
-    """Compute the statistics of a loaded dataset; a label has two classes.
-
-    The ``whole`` has graphs without a label too.
-    """
+    """Compute the statistics of a dataset; the ``whole`` has graphs without a label too."""
     graphs, classes = None, dataset.target.width if dataset.targets is None else 2
     if isinstance(dataset, GraphDataset):
         graphs = len(whole.y)
