@@ -124,8 +124,8 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         owned = replace(owned, dataset=replace(owned.dataset, edges=None))
     owned = _expected(owned, config)
     _check_evaluation_graphs(owned, config)
-    masks = own = _own_masks(owned, config)
-    shares = shares_of(config, _default_split(config), own)
+    own, default = _own_split(owned, config)
+    masks, shares = own, shares_of(config, default, own)
     if config.has_pairs:  # edges have their own split
         none = torch.zeros(owned.dataset.num_nodes, dtype=torch.bool)
         masks = dict.fromkeys(SPLITS, none)
@@ -159,18 +159,16 @@ def _expected(owned: LocalGraphFile, config: RunConfig) -> LocalGraphFile:
     return replace(owned, dataset=found)
 
 
-def _own_masks(owned: LocalGraphFile, config: RunConfig) -> Mapping[str, Tensor]:
-    """Return the file's split of nodes, or of classified edges; links have none."""
-    if config.has_pairs:  # links are not in dataset.edges
-        return owned.dataset.edges.masks if owned.dataset.edges is not None else {}
-    return owned.dataset.masks
-
-
-def _default_split(config: RunConfig) -> str:
-    """Return the shares of an owner's graph without a split."""
+def _own_split(
+    owned: LocalGraphFile, config: RunConfig
+) -> tuple[Mapping[str, Tensor], str]:
+    """Return the file's split, and the shares of a graph without one."""
     if config.predicts_links:
-        return LINK_SPLIT
-    return EDGE_SPLIT if config.classifies_edges else FILE_SPLIT
+        return {}, LINK_SPLIT
+    if config.classifies_edges:
+        edges = owned.dataset.edges
+        return ({} if edges is None else edges.masks), EDGE_SPLIT
+    return owned.dataset.masks, FILE_SPLIT
 
 
 def _drawn_from(

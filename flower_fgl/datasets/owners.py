@@ -43,7 +43,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import TARGETS, listed_names, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
 from flower_fgl.datasets.build import check_task, default_split
-from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
 from flower_fgl.datasets.graph_files.npz import read_bytes
@@ -269,7 +269,12 @@ def _client(
         ids = torch.arange(dataset.num_nodes)
         return _owned_client(LocalGraphFile(dataset, ids), config)
     dataset = expect_target(dataset, config, owner.source)
-    client = _graph_set(dataset, owner.source, config)
+    split = default_split(replace(config, dataset=owner.source), {})
+    if split == "public":
+        raise ConfigError(f'{owner.source} has no published split: split = "public".')
+    owned = OwnedSet(dataset, tuple(map(str, range(dataset.num_graphs))))
+    config = replace(config, split=split)
+    client = client_from_set(owned, config, is_published=True)
     return client, client.num_edges
 
 
@@ -279,15 +284,6 @@ def _owned_client(owned: LocalGraphFile, config: RunConfig) -> tuple[ClientGraph
     found = [owned.dataset.edge_index, *(g.edge_index for g in later)]
     edges = sum(edge_index.shape[1] // 2 for edge_index in found)
     return client_from_owned(owned, config), edges
-
-
-def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGraph:
-    """Split a whole set of graphs, which belongs to one client."""
-    split = default_split(replace(config, dataset=name), {})
-    if split == "public":
-        raise ConfigError(f'{name} has no published split: split = "public".')
-    owned = OwnedSet(dataset, tuple(map(str, range(dataset.num_graphs))))
-    return client_from_set(owned, replace(config, split=split), is_published=True)
 
 
 def _agree_on_classes(

@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,12 @@ MOST_OWNERS = 3
 """Owners whose notes a run logs."""
 MAPPED_FROM = 1 << 20
 """Bytes of a client's file from which it is mapped into memory instead of read."""
-OPTIONAL = ("batch", "pairs", "pair_x", "targets", "node_type")
-"""Tensors of a graph that may be missing."""
 STATISTICS = {
     "statistics": ("mean", "std"),
     "edge_statistics": ("edge mean", "edge std"),
 }
 """Names of the tensors of a :class:`Scaling`."""
-CSR = ("indptr", "indices", "values", "shape")
+CSR = ("x/indptr", "x/indices", "x/values", "x/shape")
 OUTSIDE = ("own", "other", "ids")
 Stamp = tuple[int, int, int, int]
 
@@ -550,20 +548,15 @@ def pack_client(client: ClientGraph) -> bytes:
 
 def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     """Return the tensors of a graph by their names in the file."""
-    tensors = {"edge_index": graph.edge_index, "y": graph.y}
-    found = {name: getattr(graph, name) for name in OPTIONAL}
-    tensors |= {name: tensor for name, tensor in found.items() if tensor is not None}
-    if (edges := graph.messages) is not None:
-        tensors |= {"message_index": edges.index, "message_x": edges.x}
-        if edges.relation is not None:
-            tensors["message_relation"] = edges.relation
+    tensors = {k: part for k, part in vars(graph).items() if isinstance(part, Tensor)}
     if graph.x.layout == torch.sparse_csr:
-        tensors["x/indptr"] = graph.x.crow_indices()
-        tensors["x/indices"] = graph.x.col_indices()
-        tensors["x/values"] = graph.x.values()
-        tensors["x/shape"] = torch.tensor(graph.x.shape)
-    else:
-        tensors["x"] = graph.x
+        x = tensors.pop("x")
+        parts = (x.crow_indices(), x.col_indices(), x.values(), torch.tensor(x.shape))
+        tensors |= dict(zip(CSR, parts, strict=True))
+    sent = vars(graph.messages) if graph.messages else {}
+    for name, part in sent.items():
+        if isinstance(part, Tensor):
+            tensors[f"message_{name}"] = part
     return tensors | {f"mask/{name}": mask for name, mask in graph.masks.items()}
 
 
@@ -595,14 +588,11 @@ def unpack_client(
 
 def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
     """Build a graph from its tensors in the file, whose hash was checked."""
-    masks = {k[5:]: mask for k, mask in tensors.items() if k.startswith("mask/")}
-    x: Any = tensors.get("x")
-    if x is None:
-        start, column, value, shape = (tensors[f"x/{name}"] for name in CSR)
-        x = narrow_csr(start, column, value, tuple(shape.tolist()))
-    optional: dict[str, Any] = {name: tensors.get(name) for name in OPTIONAL}
-    if "message_index" in tensors:
-        ends, sent = tensors["message_index"], tensors["message_x"]
-        relation = tensors.get("message_relation")
-        optional["messages"] = MessageEdges(ends, sent, relation=relation)
-    return Graph(x, tensors["edge_index"], tensors["y"], masks, **optional)
+    parts: dict[str, Any] = {f.name: tensors.get(f.name) for f in fields(Graph)}
+    if parts["x"] is None:
+        start, column, value, shape = (tensors[name] for name in CSR)
+        parts["x"] = narrow_csr(start, column, value, tuple(shape.tolist()))
+    parts["masks"] = {k[5:]: t for k, t in tensors.items() if k.startswith("mask/")}
+    sent: Any = {k[8:]: t for k, t in tensors.items() if k.startswith("message_")}
+    parts["messages"] = MessageEdges(**sent) if sent else None
+    return Graph(**parts)
