@@ -16,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,21 +97,19 @@ class StoreIndex:
     """Facts about a store that need no client file.
 
     ``files`` are the SHA-256 of each client's file, ``num_edges`` counts the undirected
-    edges of the complete graph. ``owners`` holds ``name``, ``target``, ``feature_names``
-    and ``prepared`` of each of the K natural owners, if there are any. ``notes`` are those
-    of :func:`suspect_data` on each client's data; none on the benchmark datasets of this
-    package. ``warnings`` were logged when the clients were built.
+    edges of the complete graph. ``clients`` holds ``name``, ``target``, ``feature_names``,
+    ``prepared`` and ``schema`` of each of the K natural owners, or once those of all
+    clients. ``notes`` are those of :func:`suspect_data` on each client's data; none on the
+    benchmark datasets of this package. ``warnings`` were logged when the clients were
+    built.
     """
 
     partition_sha256: str
     files: list[str]
-    target: dict[str, Any]
     num_edges: int
-    feature_names: list[str] = field(default_factory=list)
-    owners: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[list[str]] = field(default_factory=list)
-    schema: str = ""
-    warnings: list[str] = field(default_factory=list)
+    clients: list[dict[str, Any]]
+    notes: list[list[str]]
+    warnings: list[str]
 
     @property
     def num_clients(self) -> int:
@@ -130,7 +128,7 @@ class ClientStore:
     @property
     def schema(self) -> Schema | None:
         """Kinds and relations of the first client's typed graph, else ``None``."""
-        text = self.index.schema
+        text = self.index.clients[0]["schema"]
         return Schema.from_text(text) if text else None
 
     def load(self, partition_id: int) -> ClientGraph:
@@ -157,16 +155,15 @@ class ClientStore:
             raise DataError(
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
-        # asdict would copy the lists of all clients
-        schema = vars(index) | (index.owners[partition_id] if index.owners else {})
-        kind, names, units = (schema["target"][k] for k in ("kind", "names", "units"))
+        about = index.clients[partition_id if len(index.clients) > 1 else 0]
+        kind, names, units = (about["target"][k] for k in ("kind", "names", "units"))
         target = Target(kind, tuple(names), tuple(units))
         return replace(
             unpack_client(data, partition_id, target),
-            feature_names=tuple(schema["feature_names"]),
-            name=schema.get("name", ""),
-            prepared=schema.get("prepared", ""),
-            schema=Schema.from_text(schema["schema"]) if schema["schema"] else None,
+            feature_names=tuple(about["feature_names"]),
+            name=about["name"],
+            prepared=about["prepared"],
+            schema=Schema.from_text(about["schema"]) if about["schema"] else None,
         )
 
     def log_notes(self) -> None:
@@ -180,7 +177,8 @@ class ClientStore:
             if built < psutil.Process().create_time():
                 for warning in self.index.warnings:
                     NOTES.warning("%s", warning)
-        if names := [owner["name"] for owner in self.index.owners]:
+        names = [about["name"] for about in self.index.clients]
+        if names[0]:
             log_notes(dict(zip(names, self.index.notes, strict=True)))
         else:  # the clients hold parts of one dataset, with similar notes
             notes = {f"client {k}": found for k, found in enumerate(self.index.notes)}
@@ -455,28 +453,17 @@ def _fill(
         data = pack_client(client)
         (folder / _file_name(client.partition_id)).write_bytes(data)
         hashes.append(hashlib.sha256(data).hexdigest())
-    first = clients[0]
-    index = StoreIndex(
-        sha256,
-        hashes,
-        asdict(first.target),
-        num_edges,
-        list(first.feature_names),
-        [
-            {
-                "name": client.name,
-                "target": asdict(client.target),
-                "feature_names": list(client.feature_names),
-                "prepared": client.prepared,
-                **({"schema": client.schema.to_text()} if client.schema else {}),
-            }
-            for client in clients
-            if client.name
-        ],
-        notes,
-        "" if first.schema is None else first.schema.to_text(),
-        warnings,
-    )
+    about = [
+        {
+            "name": client.name,
+            "target": asdict(client.target),
+            "feature_names": list(client.feature_names),
+            "prepared": client.prepared,
+            "schema": "" if client.schema is None else client.schema.to_text(),
+        }
+        for client in (clients if clients[0].name else clients[:1])
+    ]
+    index = StoreIndex(sha256, hashes, num_edges, about, notes, warnings)
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / INDEX).write_text(f"{digest}\n{text}", "utf-8")

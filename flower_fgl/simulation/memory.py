@@ -150,7 +150,7 @@ def _shapes(
     config: RunConfig, store: ClientStore, sizes: GraphSizes, name: str
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a backbone's state."""
-    width = len(store.index.target["names"])
+    width = len(store.index.clients[0]["target"]["names"])
     return backbone_shapes(
         name,
         in_channels=sizes.num_features,

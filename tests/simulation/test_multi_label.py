@@ -118,7 +118,7 @@ def test_the_labels_of_each_client_are_those_of_the_files(
     settings: dict[str, Any],
 ) -> None:
     store = open_store(parse_config(flat(settings)), 2)
-    assert list(store.index.target["names"]) == ["0", "1", "2", "3"]
+    assert list(store.index.clients[0]["target"]["names"]) == ["0", "1", "2", "3"]
     labels, seen = node_labels(), []
     for partition_id in range(2):
         client = store.load(partition_id)

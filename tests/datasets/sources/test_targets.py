@@ -287,7 +287,7 @@ def test_every_target_has_a_store_and_a_hash_of_its_own(data: Path) -> None:
     assert stores[0].folder != stores[1].folder
     hashes = {store.index.partition_sha256 for store in stores}
     assert len(hashes) == 2
-    assert list(stores[1].index.target["names"]) == ["no 38", "38"]
+    assert list(stores[1].index.clients[0]["target"]["names"]) == ["no 38", "38"]
     labels = {}
     for partition_id in range(2):
         client = stores[0].load(partition_id)
