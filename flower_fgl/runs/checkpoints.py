@@ -1,14 +1,8 @@
 """Checkpoints, from which a run resumes after its process was killed.
 
-``<run folder>/checkpoint/round-000010`` holds the state of the run after round 10:
-
-======================  ==============================================================
-``checkpoint.json``     round, settings, versions, clients, the server's plain values,
-                        and the SHA-256 of every file and of its own content
-``server.safetensors``  tensors of the server
-``clients/``            one safetensors file per client state if all clients run on the
-                        machine of the server; otherwise data owners keep their own
-======================  ==============================================================
+``<run folder>/checkpoint/round-000010`` holds the state of the run after round 10;
+docs/resume.md lists its files. Only if all clients run on the machine of the server, client
+states are among them; otherwise data owners keep their own.
 
 A checkpoint is written under a temporary name and renamed; the previous one is kept. Client
 states are not synced to disk, since that takes 3 ms each: after a power failure, incomplete

@@ -2,14 +2,7 @@
 
 A tracker gets the settings when the run starts, the row of each round, and the summary at
 the end. One that fails is named in one warning and then left out: it never ends a run.
-
-===============  =====================================================================
-``tensorboard``  event files in ``tensorboard/`` of the run folder
-``mlflow``       the server that ``MLFLOW_TRACKING_URI`` names, else ``mlflow.db`` and
-                 ``mlartifacts/`` beside the run folder
-``wandb``        project ``WANDB_PROJECT`` (default ``flower-fgl``); with
-                 ``WANDB_MODE=offline`` files in ``wandb/`` of the run folder
-===============  =====================================================================
+docs/run-folder.md says where each tracker reports to.
 """
 
 import importlib.util

@@ -76,8 +76,7 @@ def scale_owned(client: ClientGraph, config: RunConfig) -> ClientGraph:
 def scale_raw(client: ClientGraph, config: RunConfig, *, is_dense: bool) -> ClientGraph:
     """Scale raw features as the settings ask for; ``is_dense``: they can be dense."""
     kind = config.scale_of_features(is_dense=is_dense)
-    is_sparse = client.graph.x.layout == torch.sparse_csr
-    if kind == "columns" and is_dense and is_sparse:
+    if kind == "columns" and is_dense:
         client = client.changed(lambda graph: replace(graph, x=graph.x.to_dense()))
     return scale_client(client, kind)
 
