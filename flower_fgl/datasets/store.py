@@ -133,11 +133,6 @@ class ClientStore:
 
     def load(self, partition_id: int) -> ClientGraph:
         """Load one client's graph; rebuild the store if it is damaged."""
-        if not 0 <= partition_id < self.index.num_clients:
-            raise DataError(
-                f"partition-id must be in 0..{self.index.num_clients - 1}, "
-                f"got {partition_id}."
-            )
         data, index = self._read(partition_id), self.index
         if data is None:
             log.warning(
