@@ -51,13 +51,7 @@ from flower_fgl.datasets.owners import (
     list_owners,
     owner_contents,
 )
-from flower_fgl.datasets.partition.partition import (
-    EDGE_RULES,
-    GRAPH_RULES,
-    NETWORK_RULES,
-    NODE_RULES,
-    partition_key,
-)
+from flower_fgl.datasets.partition.partition import versions_of
 from flower_fgl.datasets.sources.load import find_source, is_missing
 from flower_fgl.datasets.suspect import suspect_data
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW
@@ -72,8 +66,8 @@ FORMAT = 4
 """Version of the files, and of the notes of :func:`suspect_data` in the index."""
 READER = 4
 """Version of the checks of graph files; a store of an earlier version is built again."""
-OF_DATA = """split split_by setting partition_seed predicts target target_node
-target_relation types schema_align feature_norm feature_sparsity edge_sparsity
+OF_DATA = """partition partition_seed dirichlet_alpha split split_by setting predicts target
+target_node target_relation types schema_align feature_norm feature_sparsity edge_sparsity
 label_sparsity graph_features max_degree expansion_hops shots link_features time_cuts
 needs_cross_edges reads_messages reads_edge_features reads_types"""
 """Attributes of the configuration on which the content of a store depends."""
@@ -334,14 +328,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["align"] = [config.feature_align, config.has_local_heads]
         name, rule = config.data_name, "owners"
     else:
-        of_nodes = NODE_RULES | NETWORK_RULES | EDGE_RULES
-        key["partition"] = partition_key(
-            config.partition,
-            num_clients,
-            seed=config.partition_seed,
-            alpha=config.dirichlet_alpha,
-            rules=GRAPH_RULES if config.classifies_graphs else of_nodes,
-        )
+        key["clients"] = num_clients
+        key["rule"] = versions_of(config.partition)
         name, rule = path.stem, config.partition
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name[:100])

@@ -97,6 +97,14 @@ def test_every_data_setting_has_its_own_store(values: dict[str, Any]) -> None:
     assert store.open_store(config(), 2).folder != base
 
 
+def test_a_store_depends_on_alpha() -> None:
+    names = {
+        store._folder_name(config(partition="dirichlet", **{"dirichlet-alpha": a}), 3)
+        for a in (0.1, 0.9)
+    }
+    assert len(names) == 2
+
+
 def test_settings_that_do_not_affect_data_share_a_store() -> None:
     base = store.open_store(config(), 3).folder
     assert store.open_store(config(seed=5, lr=0.1, rounds=3), 3).folder == base
@@ -262,11 +270,6 @@ def test_a_folder_named_like_a_dataset_does_not_hide_it(
     (tmp_path / "synthetic").mkdir()
     monkeypatch.chdir(tmp_path)
     assert store.open_store(config(), 3).folder == base
-
-
-def test_an_unknown_client_is_rejected() -> None:
-    with pytest.raises(DataError, match=r"0\.\.2"):
-        store.open_store(config(), 3).load(3)
 
 
 def test_an_unwritable_cache_is_an_error_with_advice(

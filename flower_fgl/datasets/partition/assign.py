@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from flower_fgl.core.errors import DataError
 from flower_fgl.core.seeds import SERVER, numpy_generator
 
-__all__ = ["MIN_CLIENT_SIZE", "NUM_COMMUNITIES", "RECURSIVE_UP_TO", "IntArray"]
+__all__ = ["MIN_CLIENT_SIZE", "NUM_COMMUNITIES", "IntArray"]
 __all__ += ["cluster_by_labels", "deal_edges", "deal_evenly_by_class"]
 __all__ += ["deal_relations", "dirichlet_parts", "draw_networks", "exp_label_entropy"]
 __all__ += ["follow_neighbours", "group_nodes", "louvain_communities"]

@@ -1,4 +1,4 @@
-"""Partitions of nodes, graphs or edges among clients: rules, hash and cache key.
+"""Partitions of nodes, graphs or edges among clients: rules, hash and versions.
 
 A rule is a pure function of the dataset, the number of clients K, the seed and its options,
 and returns K ascending arrays.
@@ -29,9 +29,9 @@ __all__ = [
     "describe_rules",
     "partition_edges",
     "partition_graphs",
-    "partition_key",
     "partition_nodes",
     "partition_sha256",
+    "versions_of",
 ]
 
 
@@ -69,15 +69,13 @@ class PartitionInput:
 class PartitionRule:
     """One row of a table of rules.
 
-    ``more`` says what the one-line description leaves out. ``options`` are those that
-    the rule reads in addition to the number of clients and the seed (``alpha``).
-    ``libraries`` are packages whose version may change its result.
+    ``more`` says what the one-line description leaves out. ``libraries`` are packages whose
+    version may change its result.
     """
 
     description: str
     assign: Callable[[PartitionInput], list[IntArray]]
     more: str = ""
-    options: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
 
 
@@ -131,7 +129,6 @@ _DIRICHLET = PartitionRule(
     f"each client gets at least {assign.MIN_CLIENT_SIZE} nodes or graphs; in a typed "
     "graph nodes of other kinds follow their neighbours, and those that no edge reaches "
     "are dropped",
-    options=("alpha",),
     libraries=("numpy",),
 )
 
@@ -375,26 +372,14 @@ def partition_sha256(parts: Sequence[IntArray]) -> str:
     return digest.hexdigest()
 
 
-def partition_key(
-    rule: str,
-    num_clients: int,
-    *,
-    seed: int,
-    alpha: float = 0.5,
-    rules: Mapping[str, PartitionRule] = NODE_RULES,
-) -> str:
-    """Return a text key of everything that determines a partition except the dataset.
+def versions_of(rule: str) -> list[str]:
+    """Return the versions of the rules, and of the packages that a rule uses.
 
-    For example ``"rules=3 metis clients=10 seed=42 recursive-up-to=8 pymetis=2025.2.2"``.
+    For example ``["rules=3", "pymetis=2025.2.2"]``.
     """
-    row = rules[rule]
-    words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]
-    if "alpha" in row.options:
-        words.append(f"alpha={float(alpha)!r}")
-    if "pymetis" in row.libraries:
-        words.append(f"recursive-up-to={assign.RECURSIVE_UP_TO}")
-    words += [f"{library}={_version(library)}" for library in row.libraries]
-    return " ".join(words)
+    rows = GRAPH_RULES | NODE_RULES | NETWORK_RULES | EDGE_RULES
+    used = [f"{library}={_version(library)}" for library in rows[rule].libraries]
+    return [f"rules={RULES_VERSION}", *used]
 
 
 _version = functools.cache(version)  # reading it takes milliseconds

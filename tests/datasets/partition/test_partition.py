@@ -26,12 +26,14 @@ from flower_fgl.datasets.partition.assign import (
     merge_communities,
 )
 from flower_fgl.datasets.partition.partition import (
+    EDGE_RULES,
     GRAPH_RULES,
+    NETWORK_RULES,
     NODE_RULES,
     partition_graphs,
-    partition_key,
     partition_nodes,
     partition_sha256,
+    versions_of,
 )
 from flower_fgl.datasets.transforms.subgraph import cut_clients
 from tests.datasets.partition.summary import describe_partition
@@ -359,14 +361,6 @@ def test_settings_out_of_range_are_rejected(toy, change, message):
         partition_nodes(toy, **asked)
 
 
-def test_alpha_is_part_of_the_key_only_for_rules_that_read_it():
-    readers = {rule for rule, row in NODE_RULES.items() if "alpha" in row.options}
-    assert readers == {"dirichlet"}
-    for rule in NODE_RULES:
-        keys = {partition_key(rule, 5, seed=1, alpha=alpha) for alpha in (0.1, 0.9)}
-        assert len(keys) == (2 if rule in readers else 1)
-
-
 def test_an_empty_client_is_an_error_with_the_name_of_the_rule():
     # 41 cliques of 19 nodes at a target of 39: the cap is 19, and every client takes a
     # third clique, since 57 < 59; the last six of twenty clients get nothing.
@@ -400,23 +394,12 @@ def test_the_hash_changes_when_a_boundary_or_the_order_of_clients_moves():
     assert len({partition_sha256(parts) for parts in ways}) == len(ways)
 
 
-def test_the_key_contains_everything_that_determines_a_partition():
-    words = partition_key("metis", 10, seed=42).split()
-    assert words[:5] == [
-        "rules=3",
-        "metis",
-        "clients=10",
-        "seed=42",
-        "recursive-up-to=8",
-    ]
-    assert words[5].startswith("pymetis=")
-    keys = {
-        partition_key(rule, clients, seed=seed)
-        for rule in NODE_RULES
-        for clients in (2, 3)
-        for seed in (0, 1)
-    }
-    assert len(keys) == 4 * len(NODE_RULES)
+def test_a_rule_names_the_versions_of_its_packages():
+    rules, metis = versions_of("metis")
+    assert rules == "rules=3"
+    assert metis.startswith("pymetis=")
+    for rule in (*NODE_RULES, *GRAPH_RULES, *NETWORK_RULES, *EDGE_RULES):
+        assert versions_of(rule)[0] == rules
 
 
 def test_every_rule_has_a_one_line_description():
