@@ -68,7 +68,8 @@ STATELESS = "stateless"
 """Metric of a data owner's reply after round 1 that trained without an earlier state."""
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
-SCORE_SET = frozenset(SCORES)
+PRESENT = "present"
+"""Bitmap of the parts of a payload that are sent."""
 NUMBERS = "n"
 """Metric that scores of numbers have, and no others."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -119,9 +120,9 @@ class Payload(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the payload by the stated formula: by default all that it sends.
+        """Bytes of the payload by the stated formula: all that it sends.
 
-        Names, headers, and bitmaps of what is present do not count.
+        Names, headers, and bitmaps ``present`` of what is sent do not count.
         """
         return sum(map(_plain_bytes, self.to_record().values()))
 
@@ -226,16 +227,6 @@ class TensorPayload(Payload):
         entry = cls.entries.get(record, record)
         table = {} if shapes is None else {entry: shapes}
         return read_tensors(content, record, table, dtype=dtype).get(entry)
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of all numbers."""
-        return sum(
-            value.num_bytes
-            if isinstance(value, Payload)
-            else sum(tensor.nbytes for tensor in value.values())
-            for value in self._values().values()
-        )
 
 
 def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -408,7 +399,8 @@ def _plain_bytes(record: Any) -> int:
     if isinstance(record, ArrayRecord):
         return sum(
             np.dtype(array.dtype).itemsize * math.prod(array.shape)
-            for array in record.values()
+            for name, array in record.items()
+            if name != PRESENT
         )
     parts = (v if isinstance(v, list) else [v] for v in record.values())
     texts = [x.encode() if isinstance(x, str) else x for part in parts for x in part]
@@ -436,13 +428,6 @@ def record_bytes(content: RecordDict) -> dict[str, int]:
 
 def _count_bytes(name: str, record: Any) -> int:
     """Count a record's bytes; Flower's own count fails for empty texts or lists."""
-    if isinstance(record, ArrayRecord):
-        size = 0
-        for entry, array in record.items():
-            size += len(entry) + len(array.data)
-        return size
-    if isinstance(record, MetricRecord) and list not in map(type, record.values()):
-        return 8 * len(record) + sum(map(len, record.keys()))
     try:
         return int(record.count_bytes())
     except (ValueError, IndexError, TypeError):
@@ -531,8 +516,7 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
             raise PayloadError(f'"{key}" must be a number, got a list')
         elif len(parts) == 2:
             group = found.seconds if parts[0] == "seconds" else found.terms
-            is_good = type(value) is float and abs(value) <= LARGEST
-            group[parts[1]] = value if is_good else _read_number(key, value)
+            group[parts[1]] = _read_number(key, value)
     if min(found.seconds.values(), default=0.0) < 0:
         raise PayloadError('"seconds" must not be negative')
     for mode, columns in found.scores.items():
@@ -580,11 +564,8 @@ def _check_scores(where: str, values: Mapping[str, Any]) -> None:
     if list in map(type, values.values()):
         raise PayloadError(f'"{where}": each score must be a number, got a list.')
     # those that a task has and that are defined
-    extra: tuple[str, ...] = ()
-    if values.keys() != SCORE_SET:
-        extra = tuple(name for name in EXTRA_SCORES if name in values)
-    odd = values.keys() ^ {*SCORES, *extra} if extra else values.keys() ^ SCORE_SET
-    if odd:
+    extra = tuple(name for name in EXTRA_SCORES if name in values)
+    if odd := values.keys() ^ {*SCORES, *extra}:
         raise PayloadError(f'"{where}": missing or unexpected scores {sorted(odd)}.')
     count = values["num_nodes"]
     if not (0 <= count <= LARGEST and count == int(count)):

@@ -143,12 +143,6 @@ class LocalStatistics(AdditivePayload):
         s = self.statistics
         return type(self)(replace(s, variance=s.variance.clamp(min=0)))
 
-    @property
-    def num_bytes(self) -> int:
-        """4·C_k·(2D + 2)."""
-        number = int((self.statistics.count > 0).sum())
-        return 4 * number * (2 * self.statistics.mean.shape[1] + 2)
-
 
 @dataclass(frozen=True)
 class GraphDownload(Payload):

@@ -14,6 +14,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.flower_internals import plain_content
 from flower_fgl.protocols.base import (
+    PRESENT,
     Payload,
     check_tensor,
     pack_bits,
@@ -26,7 +27,6 @@ __all__ = ["CountedTable", "LocalPrototypes", "Prototypes", "no_prototypes"]
 
 RECORD = "prototypes"
 VALUES = "values"
-PRESENT = "present"
 COUNTS = "counts"
 
 Table = tuple[int, int, int]
@@ -69,11 +69,6 @@ class Prototypes(Payload):
         """Remove classes that are not shared."""
         kept = shared[:, None] & self.present
         return replace(self, values=self.values * kept[..., None], present=kept)
-
-    @property
-    def num_bytes(self) -> int:
-        """4·M·p."""
-        return 4 * int(self.present.sum()) * self.values.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -150,11 +145,6 @@ class LocalPrototypes(Payload):
         return replace(
             self, values=self.values * kept[..., None], counts=self.counts * kept
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """4·M·(p + 1)."""
-        return 4 * int((self.counts > 0).sum()) * (self.values.shape[-1] + 1)
 
 
 def no_prototypes(table: Table) -> Prototypes:

@@ -66,9 +66,9 @@ class FedKD(FglStrategy):
         payloads = [upload.payload for upload in uploads.values()]
         self.mean = weighted_mean([p.tensors for p in payloads], [1.0] * len(payloads))
         self._sent = None
-        whole = 4 * sum(tensor.numel() for tensor in self.mean.values())
-        sent = sum(p.num_bytes for p in payloads) / len(payloads)
-        self.log(upload_share=sent / whole)
+        whole = sum(tensor.numel() for tensor in self.mean.values())
+        sent = sum(t.numel() for p in payloads for t in p.factors.values())
+        self.log(upload_share=sent / len(payloads) / whole)
 
     def restored(self) -> None:
         """Compress the mean student anew."""
