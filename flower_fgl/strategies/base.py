@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -11,7 +11,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
@@ -45,8 +44,6 @@ class FglStrategy(ServerHooks):
     """
 
     _late_joiners: LateJoiners
-    calibration: Calibration | None = None
-    """Calibration of the aggregated model, once it is known."""
 
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
@@ -277,7 +274,7 @@ class FglStrategy(ServerHooks):
 
     def _calibrate(self) -> None:
         """Calibrate the model of :meth:`best_state` with sums over all clients."""
-        from flower_fgl.strategies.rounds.exchanges import calibrate, score_calibrated
+        from flower_fgl.strategies.rounds.exchanges import calibrate
 
         state, number = self.best_state(), self.config.rounds + 1
         if state is None:
@@ -287,10 +284,12 @@ class FglStrategy(ServerHooks):
             )
         with self.phase("calibration", number, is_scored=True, min_replies=0):
             with self.loop.log.failing():
-                messenger = self.messenger
-                self.calibration = calibrate(messenger, self.secure, state, number)
+                self.calibration = calibrate(self.messenger, self.secure, state, number)
             if self.calibration is not None:
-                score_calibrated(messenger, self.calibration, state, number + 1)
+                messages = self.evaluate_messages(
+                    number + 1, is_local=False, is_global=True
+                )
+                self.evaluate(number + 1, messages)
 
     def _connect(self, grid: Grid) -> None:
         """Find the clients and prepare the method."""
@@ -401,12 +400,6 @@ class FglStrategy(ServerHooks):
         if (size, sign * value) >= (most, sign * best):
             loop.best_score, loop.best_round = score, server_round
             loop.best_state = {name: tensor.clone() for name, tensor in state.items()}
-
-    def best_state(self) -> Mapping[str, Tensor] | None:
-        """Return the aggregated model of the best validation round, else the last."""
-        if self.loop.best_score is None:
-            return self.global_state()
-        return self.loop.best_state
 
     def model_card(self) -> ModelCard:
         """Describe the model that :meth:`best_state` returns."""

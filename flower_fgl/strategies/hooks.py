@@ -1,5 +1,6 @@
 """What a method's server half overrides, with defaults, and what it calls."""
 
+import json
 import logging
 import math
 from abc import abstractmethod
@@ -14,6 +15,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.checks.rules import least_uploads, num_sampled
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
@@ -68,6 +70,8 @@ class ServerHooks(Strategy):
     the base classes: nested mappings, lists and payloads of tensors, numbers and texts; and
     networks, with the optimizer that ``optimizers`` has under the attribute's name."""
     optimizers: Mapping[str, Optimizer] = MappingProxyType({})
+    calibration: Calibration | None = None
+    """Calibration of the aggregated model of :meth:`best_state`, once it is known."""
 
     def __init__(
         self,
@@ -142,6 +146,12 @@ class ServerHooks(Strategy):
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated model, ``None`` if the method has none."""
         return None
+
+    def best_state(self) -> Mapping[str, Tensor] | None:
+        """Return the aggregated model of the best validation round, else the last."""
+        if self.loop.best_score is None:
+            return self.global_state()
+        return self.loop.best_state
 
     def finish(self) -> None:
         """Run after the last round, e.g. one more exchange."""
@@ -322,14 +332,17 @@ class ServerHooks(Strategy):
         model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the next
         download, with ``"refresh-all"`` all clients do. A client that never trained
         receives that download too. With ``evaluate = "mixed"`` all clients evaluate that
-        download as it is.
+        download as it is. A calibrated model is that of :meth:`best_state`.
 
         Not asked are, in the few-shot setting, clients without test nodes; silent clients,
         until their pause is over; and clients that answered an earlier evaluation without
         any score, because their node config demands it.
         """
-        state = self.global_state() if is_global else None
-        shared = None if state is None else write_tensors(state)
+        shared = None
+        if is_global:
+            is_plain = self.calibration is None
+            state = self.global_state() if is_plain else self.best_state()
+            shared = None if state is None else write_tensors(state)
         silent = self.loop.silent
         clients = [
             pid
@@ -342,7 +355,7 @@ class ServerHooks(Strategy):
         able = self.federation.trainable
         is_refreshed = self.config.eval_policy != "stale"
         refreshed = set(owing).intersection(able if is_refreshed else ())
-        is_mixed = self.config.evaluate == "mixed"
+        is_mixed = is_local and self.config.evaluate == "mixed"
         sent = [
             p for p in owing if is_mixed or p in refreshed or p not in self.loop.trained
         ]
@@ -371,6 +384,9 @@ class ServerHooks(Strategy):
                     record["modes"], record["refresh"] = list(modes), pid in refreshed
                     if is_mixed:
                         record["mixed"] = True
+                    if self.calibration is not None:
+                        text = json.dumps(self.calibration.as_dict())
+                        record["calibration"] = text
                 settings[pid] = known[key]
         return self.messenger.address(
             contents, MessageType.EVALUATE, settings, server_round

@@ -1,12 +1,10 @@
 """Exchanges outside the rounds: one scale of numbers, and calibration of the model."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from flwr.app import ConfigRecord, MessageType, RecordDict
 from torch import Tensor
 
 from flower_fgl.algorithms.calibration import (
@@ -19,7 +17,7 @@ from flower_fgl.algorithms.calibration import (
 from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.target_scale import Moments, agree_scale
-from flower_fgl.protocols.base import Empty, Payload, read_payload, write_tensors
+from flower_fgl.protocols.base import Empty, Payload, read_payload
 from flower_fgl.protocols.exchanges import (
     CALIBRATE,
     TARGETS,
@@ -33,7 +31,7 @@ from flower_fgl.strategies.rounds.messenger import Messenger
 from flower_fgl.strategies.rounds.round_log import Failure
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
-__all__ = ["agree_on_scale", "calibrate", "score_calibrated"]
+__all__ = ["agree_on_scale", "calibrate"]
 
 log = logging.getLogger(__name__)
 
@@ -130,25 +128,3 @@ def calibrate(
         sums, calibration.temperature
     )
     return calibration
-
-
-def score_calibrated(
-    messenger: Messenger,
-    calibration: Calibration,
-    state: Mapping[str, Tensor],
-    server_round: int,
-) -> None:
-    """Let all clients score the calibrated model, each on its own items."""
-    clients = messenger.loop.federation.clients
-    messenger.loop.log.expect(clients, ["global"])
-    settings = ConfigRecord({"server-round": server_round, "modes": ["global"]})
-    settings["refresh"] = False
-    settings["calibration"] = json.dumps(calibration.as_dict())
-    shared = write_tensors(state)
-    messages = messenger.address(
-        {pid: RecordDict({"global": shared}) for pid in clients},
-        MessageType.EVALUATE,
-        settings,
-        server_round,
-    )
-    messenger.read_evaluations(messenger.send(messages).replies)
