@@ -3,9 +3,8 @@
 import copy
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,8 @@ from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.testing.case import Contract, MethodCase, applies_to
 
-__all__ = ["GARBAGE", "PICKLES", "ExchangeContract", "Stage", "StageContract"]
-__all__ += ["WireContract", "content_bytes"]
+__all__ = ["PICKLES", "ExchangeContract", "Stage", "StageContract", "WireContract"]
+__all__ += ["content_bytes", "garbage"]
 
 
 @dataclass
@@ -302,14 +301,6 @@ PICKLE = f"c{open_bomb.__module__}\n{open_bomb.__name__}\n)R.".encode()
 """A pickle that calls ``open_bomb()``: GLOBAL, EMPTY_TUPLE, REDUCE, STOP."""
 
 
-def _pickled() -> Array:
-    return Array("object", (1,), "pickle", PICKLE)
-
-
-def _disguised() -> Array:
-    return Array("float32", (1,), "numpy.ndarray", PICKLE)
-
-
 def of_objects() -> Array:
     """Put the pickle into an .npy file of objects."""
     stream = io.BytesIO()
@@ -319,61 +310,40 @@ def of_objects() -> Array:
     return Array("object", (1,), "numpy.ndarray", data)
 
 
-PICKLES = (_pickled, _disguised, of_objects)
+PICKLES = {
+    "stored as a pickle": Array("object", (1,), "pickle", PICKLE),
+    "disguised as an array": Array("float32", (1,), "numpy.ndarray", PICKLE),
+    "an array of objects": of_objects(),
+}
 
 
-def _replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
-    out = RecordDict(dict(content))
-    name = next(iter(content.array_records))
-    arrays = dict(content.array_records[name])
-    arrays[next(iter(arrays))] = make()
-    out[name] = ArrayRecord(arrays)
-    return out
-
-
-def _nothing(content: RecordDict) -> RecordDict:
-    return RecordDict({"metrics": content["metrics"]})
-
-
-def _random_bytes(content: RecordDict) -> RecordDict:
-    return _replaced(
-        content, lambda: Array("f", (1,), "numpy.ndarray", bytes(range(256)))
-    )
-
-
-def _truncated(content: RecordDict) -> RecordDict:
-    name = next(iter(content.array_records))
-    first = next(iter(content.array_records[name].values()))
-    short = Array(first.dtype, first.shape, first.stype, first.data[:-3])
-    return _replaced(content, lambda: short)
-
-
-def _a_config_in_its_place(content: RecordDict) -> RecordDict:
-    name = next(iter(content.array_records))
-    return RecordDict({**content, name: ConfigRecord({"x": 1})})
-
-
-def _one_array_too_many(content: RecordDict) -> RecordDict:
-    name = next(iter(content.array_records))
-    arrays = {**content.array_records[name], **write_tensors({"more": torch.ones(1)})}
+def _replaced(content: RecordDict, array: Array) -> RecordDict:
+    """Return a content with another first array."""
+    name, record = next(iter(content.array_records.items()))
+    arrays = {**record, next(iter(record)): array}
     return RecordDict({**content, name: ArrayRecord(arrays)})
 
 
-def _an_empty_value(content: RecordDict, value: Any) -> RecordDict:
-    # Flower's byte count fails on it
-    return RecordDict({**_nothing(content), "odd": ConfigRecord({"x": value})})
-
-
-def _another_methods(content: RecordDict) -> RecordDict:
+def garbage(content: RecordDict) -> dict[str, RecordDict]:
+    """Return malformed versions of an upload by what is wrong with them."""
+    name, record = next(iter(content.array_records.items()))
+    first = next(iter(record.values()))
+    short = Array(first.dtype, first.shape, first.stype, first.data[:-3])
+    noise = Array("f", (1,), "numpy.ndarray", bytes(range(256)))
+    more = {**record, **write_tensors({"more": torch.ones(1)})}
     other = write_tensors({"conv.weight": torch.ones(3, 3)})
-    return RecordDict({"metrics": content["metrics"], "elsewhere": other})
-
-
-GARBAGE = (
-    *(_nothing, _random_bytes, _truncated, _a_config_in_its_place, _one_array_too_many),
-    *(partial(_an_empty_value, value=""), partial(_an_empty_value, value=[])),
-    _another_methods,
-)
+    alone = {"metrics": content["metrics"]}
+    return {
+        "nothing": RecordDict(alone),
+        "random bytes": _replaced(content, noise),
+        "a truncated array": _replaced(content, short),
+        "a config in its place": RecordDict({**content, name: ConfigRecord({"x": 1})}),
+        "one array too many": RecordDict({**content, name: ArrayRecord(more)}),
+        # Flower's byte count fails on empty values
+        "an empty text": RecordDict({**alone, "odd": ConfigRecord({"x": ""})}),
+        "an empty list": RecordDict({**alone, "odd": ConfigRecord({"x": []})}),
+        "another method's upload": RecordDict({**alone, "elsewhere": other}),
+    }
 
 
 class WireContract(StageContract):
@@ -386,13 +356,13 @@ class WireContract(StageContract):
         Bomb.opened = False
         replies = stage.replies(1)
         whole = replies[1].content
-        for make in PICKLES:
+        for what, array in PICKLES.items():
             stage.strategy.loop.log = RoundLog(1)
-            replies[1].content = _replaced(whole, make)
-            assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], make
+            replies[1].content = _replaced(whole, array)
+            assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], what
             (failure,) = stage.strategy.loop.log.failures
             assert failure.partition_id == 1
-            assert not Bomb.opened, make
+            assert not Bomb.opened, what
 
     @uploads
     def test_a_pickled_download_is_rejected_unopened(
@@ -400,25 +370,24 @@ class WireContract(StageContract):
     ) -> None:
         Bomb.opened = False
         stage.strategy.aggregate_train(1, list(stage.replies(1).values()))
-        for make in PICKLES:
+        for what, array in PICKLES.items():
             sent = stage.strategy.train_messages(2, [0], action=case.download_action)
             assert sent[0].content.array_records
-            sent[0].content = _replaced(sent[0].content, make)
+            sent[0].content = _replaced(sent[0].content, array)
             exchange = send_receive(stage.grid, {0: sent[0]}, timeout=60)
-            assert not exchange.replies, make
+            assert not exchange.replies, what
             reason = exchange.failures[0].reason
             assert "holds no plain array" in reason or "is stored as pickle" in reason
-            assert not Bomb.opened, make
+            assert not Bomb.opened, what
 
     @uploads
     def test_malformed_uploads_are_rejected_and_logged(
         self, case: MethodCase, stage: Stage
     ) -> None:
         replies = stage.replies(1)
-        whole = replies[1].content
-        for spoil in GARBAGE:
+        for what, content in garbage(replies[1].content).items():
             stage.strategy.loop.log = RoundLog(1)
-            replies[1].content = spoil(whole)
-            assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], spoil
+            replies[1].content = content
+            assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], what
             (failure,) = stage.strategy.loop.log.failures
             assert failure.partition_id == 1
