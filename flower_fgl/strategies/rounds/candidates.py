@@ -58,7 +58,7 @@ SHARED: dict[str, Property] = {
     "number of partitions": lambda d: d.num_partitions,
     "feature width": lambda d: d.num_features,
     EDGE_FEATURES: lambda d: d.num_edge_features,
-    "class names": lambda d: d.target.names,
+    "list of class names": lambda d: d.target.names,
     "kind of target": lambda d: d.target_kind,
     "partition": lambda d: d.partition_sha256,
 }
@@ -71,7 +71,7 @@ def shared(config: RunConfig) -> dict[str, Property]:
     free = {
         "feature width": is_projected,
         EDGE_FEATURES: is_projected and not config.classifies_edges,
-        "class names": config.has_local_heads,
+        "list of class names": config.has_local_heads,
     }
     return {what: value for what, value in SHARED.items() if not free.get(what)}
 

@@ -7,7 +7,6 @@ description to the client it was before.
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.schema import Schema
@@ -19,6 +18,7 @@ from flower_fgl.strategies.rounds.candidates import (
     differing_features,
     in_agreed_order,
     match_known_client,
+    shared,
     without_own_name,
 )
 from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
@@ -48,8 +48,11 @@ def admit_new_client(
             "partitions of a dataset" if candidate.is_owned else "graphs of their own"
         )
         return f"{label} does not fit: the clients of this run hold {what}."
-    check = _check_owner if candidate.is_owned else _check_partition
-    client = check(federation, candidate)
+    client = (
+        _check_owner(federation, candidate)
+        if candidate.is_owned
+        else _check_partition(federation, candidate, config)
+    )
     if isinstance(client, str):
         return client
     models = assign_models(config.model, client.num_partitions)
@@ -57,17 +60,12 @@ def admit_new_client(
 
 
 def _check_partition(
-    federation: Federation, candidate: Description
+    federation: Federation, candidate: Description, config: RunConfig
 ) -> Description | str:
     """Compare a node that holds a partition with the clients; it keeps its number."""
     first = next(iter(federation.clients.values()))
-    for what, key in (
-        ("partition", "partition_sha256"),
-        ("number of partitions", "num_partitions"),
-        ("feature width", "num_features"),
-        ("list of class names", "target.names"),
-    ):
-        if attrgetter(key)(candidate) != attrgetter(key)(first):
+    for what, value in shared(config).items():
+        if value(candidate) != value(first):
             return (
                 f"{candidate.shown} has another {what} than the clients of this run. "
                 "Start its SuperNode with the same data and num-partitions as the others."

@@ -81,7 +81,7 @@ def run_lying(folder: Path, grid: type[Nodes], **settings: Any) -> Run:
     ("changes", "reason"),
     [
         ({"num-features": 5}, "its feature width differs .*: 5 instead of 8"),
-        ({"class-names": ["a", "b", "c"]}, "its class names differ"),
+        ({"class-names": ["a", "b", "c"]}, "its list of class names differs"),
         ({"partition-sha256": "0" * 64}, "its partition differs"),
         (
             {"num-partitions": 900},

@@ -292,6 +292,17 @@ def test_a_node_of_another_partition_cannot_join(
     assert words in answer
 
 
+def test_a_late_owner_may_have_classes_of_its_own_if_heads_are_local() -> None:
+    held = replace(ALICE, name="one", partition_sha256="5e")
+    candidate = replace(held, name="two", class_names=("a", "c"), partition_id=2)
+    federation = Federation({0: held}, {0: 10})
+    owners = {"owners": "tu:MUTAG,tu:NCI1,tu:ENZYMES", "setting": "graph"}
+    local = config(**owners, method="fedper", model="gin")
+    assert admit_new_client(federation, candidate, local) == replace(
+        candidate, model="gin"
+    )
+
+
 def test_data_owners_of_the_same_name_are_matched_by_number_and_graph() -> None:
     same_name = replace(ALICE, partition_id=1)
     both = {0: ALICE, 1: same_name}
