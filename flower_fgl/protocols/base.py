@@ -297,13 +297,12 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Read type and shape; a header that ``npy_header`` would not write is refused."""
     found = HEADER.fullmatch(header[10:])
-    if found is None:
-        raise PayloadError("its header is not the one that this library writes")
-    shape = tuple(int(part) for part in found[2].split(b",") if part.strip())
-    dtype = found[1].decode()
-    if npy_header(dtype, shape) != header:
-        raise PayloadError("its header is not the one that this library writes")
-    return shape, np.dtype(dtype)
+    if found is not None:
+        shape = tuple(int(part) for part in found[2].split(b",") if part.strip())
+        dtype = found[1].decode()
+        if npy_header(dtype, shape) == header:
+            return shape, np.dtype(dtype)
+    raise PayloadError("its header is not the one that this library writes")
 
 
 def _read_array(name: str, array: Array) -> Tensor:
@@ -347,17 +346,23 @@ def check_tensor(
         )
     if tensor.dtype != dtype:
         raise PayloadError(f'"{name}" must be {dtype}, got {tensor.dtype}.')
-    if tensor.is_floating_point() and tensor.numel():
-        low, high = (float(end) for end in tensor.aminmax())  # NaN if any number is
-        if not (low >= -LARGEST and high <= LARGEST):
-            bad = int((~tensor.isfinite()).sum())
-            raise PayloadError(
-                f'"{name}" has {bad} non-finite numbers.'
-                if bad
-                else f'"{name}" has a number of size {max(-low, high):.2g}, expected at '
-                f"most {LARGEST:.0e}. Training diverged: use a smaller learning rate."
-            )
+    if tensor.is_floating_point() and not is_in_range(tensor):
+        bad = int((~tensor.isfinite()).sum())
+        raise PayloadError(
+            f'"{name}" has {bad} non-finite numbers.'
+            if bad
+            else f'"{name}" has a number of size {float(tensor.abs().max()):.2g}, expected '
+            f"at most {LARGEST:.0e}. Training diverged: use a smaller learning rate."
+        )
     return tensor
+
+
+def is_in_range(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite and at most ``LARGEST`` in size."""
+    if not tensor.numel():
+        return True
+    low, high = (float(end) for end in tensor.aminmax())  # NaN if any number is
+    return low >= -LARGEST and high <= LARGEST
 
 
 def read_tensors(

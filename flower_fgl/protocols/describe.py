@@ -149,7 +149,7 @@ class Description(Payload):
         found["feature_names"] = _read_lines(
             info, "feature-names", f"{width} different names or none", (0, width)
         )
-        found["target_kind"] = kind = _read_kind(info)
+        found["target_kind"] = kind = info.get("target-kind", CLASSES)
         found["target_units"] = _read_lines(
             info,
             "target-units",
@@ -187,6 +187,11 @@ class Description(Payload):
             )
         if self.scale not in SCALES:
             raise PayloadError(f'"scale" must be one of {SCALES}, got {self.scale!r}.')
+        if self.target_kind not in KINDS:
+            raise PayloadError(
+                f'"target-kind" must be one of {", ".join(KINDS)}, got '
+                f"{str(self.target_kind)[:50]!r}."
+            )
         expected, names = self.features_sha256, self.feature_names
         if (names and hash_names(names) != expected) or len(expected) not in (0, 64):
             raise PayloadError(
@@ -322,17 +327,6 @@ def _read_target_names(info: ConfigRecord) -> tuple[str, ...]:
     """Read the names of the outputs: at least one."""
     expected = f"1 to {MAX_CLASSES} different names"
     return _read_lines(info, "class-names", expected, range(1, MAX_CLASSES + 1))
-
-
-def _read_kind(info: ConfigRecord) -> TargetKind:
-    """Read the kind of target, by default classes."""
-    found = [kind for kind in KINDS if kind == info.get("target-kind", CLASSES)]
-    if not found:
-        raise PayloadError(
-            f'"target-kind" must be one of {", ".join(KINDS)}, got '
-            f"{str(info.get('target-kind'))[:50]!r}."
-        )
-    return found[0]
 
 
 def _read_schema(info: ConfigRecord) -> tuple[str, tuple[str, ...]]:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from flower_fgl.core import flower_internals
 from flower_fgl.protocols.base import (
-    LARGEST,
     Shapes,
     TensorPayload,
     dtype_name,
+    is_in_range,
     npy_header,
 )
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
@@ -68,11 +68,11 @@ def read_alike(
     """
     if not shapes:
         return {}
-    headers = {name: npy_header(FLOAT.str, tuple(s)) for name, s in shapes.items()}
-    expected = {
-        name: (tuple(shape), header, len(header) + FLOAT.itemsize * math.prod(shape))
-        for (name, shape), header in zip(shapes.items(), headers.values(), strict=True)
-    }
+    expected = {}
+    for name, shape in shapes.items():
+        header = npy_header(FLOAT.str, tuple(shape))
+        length = len(header) + FLOAT.itemsize * math.prod(shape)
+        expected[name] = tuple(shape), header, length
     found: dict[int, ArrayRecord] = {}
     for pid, content in contents.items():
         # a record that raises an error here is refused when it is read alone
@@ -82,15 +82,15 @@ def read_alike(
                 found[pid] = arrays
     good = np.ones(len(found), dtype=bool)
     stacks = {}
-    for name, shape in shapes.items():
-        start = len(headers[name])
+    for name, (shape, header, _) in expected.items():
         stack = np.empty((len(found), *shape), dtype=FLOAT)
         rows = stack.reshape(len(found), math.prod(shape))
         for row, arrays in zip(rows, found.values(), strict=True):
-            row[:] = np.frombuffer(arrays[name].data, FLOAT, offset=start)
-        if not _is_in_range(rows):
-            good &= [_is_in_range(row) for row in rows]
-        stacks[name] = torch.from_numpy(stack).unbind()
+            row[:] = np.frombuffer(arrays[name].data, FLOAT, offset=len(header))
+        tensor = torch.from_numpy(stack)
+        stacks[name] = tensor.unbind()
+        if not is_in_range(tensor):
+            good &= [is_in_range(row) for row in stacks[name]]
     entries = zip(*stacks.values(), strict=True)
     return {
         pid: dict(zip(shapes, row, strict=True))
@@ -119,14 +119,6 @@ def _is_as_expected(
     return True
 
 
-def _is_in_range(numbers: np.ndarray) -> bool:
-    """Return whether all numbers are finite and at most ``LARGEST`` in size."""
-    if not numbers.size:
-        return True
-    low, high = (float(end) for end in torch.from_numpy(numbers).aminmax())
-    return low >= -LARGEST and high <= LARGEST
-
-
 class StackedPayload(TensorPayload):
     """Payload of which those of many clients are packed and read at once."""
 
@@ -142,10 +134,8 @@ class StackedPayload(TensorPayload):
         specs = spec if isinstance(spec, tuple) else (spec,) * len(cls.records)
         columns: list[dict[int, Any]] = []
         for record, shapes in zip(cls.records, specs, strict=True):
-            is_one, entry = (
-                not isinstance(shapes, Mapping),
-                cls.entries.get(record, record),
-            )
+            is_one = not isinstance(shapes, Mapping)
+            entry = cls.entries.get(record, record)
             found = read_alike(contents, record, {entry: shapes} if is_one else shapes)
             columns.append({p: t[entry] if is_one else t for p, t in found.items()})
         common = [pid for pid in columns[0] if all(pid in column for column in columns)]
