@@ -28,6 +28,7 @@ from flower_fgl.nn.state import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.fedavg import common_model
 
 __all__ = ["ADPFedGNN"]
 
@@ -51,16 +52,16 @@ class ADPFedGNN(FglStrategy):
 
     def prepare(self) -> None:
         """Draw the initial weights; all clients need the same maskable backbone."""
-        names = sorted({client.model for client in self.federation.clients.values()})
-        if len(names) > 1 or read_model(names[0]).name not in MASKABLE_BACKBONES:
-            raise RunError(
-                f"{self.config.method} needs the same model on all clients, "
-                f"{' or '.join(MASKABLE_BACKBONES)}, got {', '.join(names)}. Set model."
-            )
         federation = self.federation
+        model = common_model(self.config, federation)
+        if read_model(model).name not in MASKABLE_BACKBONES:
+            raise RunError(
+                f"{self.config.method} needs the model "
+                f"{' or '.join(MASKABLE_BACKBONES)}, got {model}. Set model."
+            )
         backbone = build_backbone(
             self.config,
-            names[0],
+            model,
             num_features=federation.num_features,
             num_outputs=federation.target.width,
         )

@@ -7,7 +7,7 @@ A method says how alike two clients are, and how that becomes a weight. The rule
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -35,7 +35,6 @@ from flower_fgl.methods.topfgl import TopFGLSettings
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.stacked import SharedInput, can_stack, stack_model
-from flower_fgl.protocols.base import Payload, Shapes
 from flower_fgl.protocols.fedavg import DescribedWeights, Weights
 from flower_fgl.protocols.weights import EmbeddedWeights, MomentWeights
 from flower_fgl.strategies.base import Upload
@@ -64,27 +63,14 @@ class PersonalMix(FedAvg):
     4. An upload with a number that is not finite is refused when it is read. A client
        whose numbers are so large that its similarities are not finite is named and left
        out.
-    5. By default an upload is :class:`~flower_fgl.protocols.fedavg.DescribedWeights`
-       with the tensors of :meth:`descriptor_shapes`.
     """
 
-    up: ClassVar[type[Payload]] = DescribedWeights
     kept = ("personal",)
 
     def prepare(self) -> None:
         """Build the initial model."""
         super().prepare()
         self.personal: dict[int, Mapping[str, Tensor]] = {}
-
-    def descriptor_shapes(self) -> Shapes:
-        """Return names and shapes of a client's description, by default none."""
-        return {}
-
-    def upload_spec(self, partition_id: int) -> Any:
-        """Return the shapes of the weights and of the description."""
-        if self.up is Weights:
-            return self.shapes
-        return self.shapes, self.descriptor_shapes()
 
     @abstractmethod
     def similarity(self, uploads: Sequence[Any]) -> Tensor:
@@ -177,7 +163,7 @@ class FedPub(PersonalMix):
         named = read_model(common_model(self.config, self.federation)).hidden_channels
         self.width = named or self.config.hidden_channels
 
-    def upload_spec(self, partition_id: int) -> tuple[Shapes, tuple[int]]:  # type: ignore[override]
+    def upload_spec(self, partition_id: int) -> Any:
         """Return the shapes of the weights and of the embedding."""
         return self.shapes, (self.width,)
 
@@ -200,7 +186,6 @@ class FedAux(PersonalMix):
     """
 
     config: RunConfig[FedAuxSettings]
-    up = Weights
     averages_network = True
 
     def similarity(self, uploads: Sequence[Weights]) -> Tensor:
@@ -230,11 +215,12 @@ class FedGTA(PersonalMix):
     config: RunConfig[FedGTASettings]
     up = MomentWeights
 
-    def descriptor_shapes(self) -> Shapes:
-        """Return the shapes of moments and confidence."""
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights, and of moments and confidence."""
         settings = self.config.method_config
         rows = settings.orders * (2 if settings.moments == "hybrid" else 1)
-        return {"moments": (rows, self.federation.num_classes), "confidence": (1,)}
+        moments = rows, self.federation.num_classes
+        return self.shapes, {"moments": moments, "confidence": (1,)}
 
     def similarity(self, uploads: Sequence[MomentWeights]) -> Tensor:
         """Return the cosines of the moments."""
@@ -263,12 +249,13 @@ class FedIIH(PersonalMix):
     """
 
     config: RunConfig[FedIIHSettings]
+    up = DescribedWeights
     averages_network = True
 
-    def descriptor_shapes(self) -> Shapes:
-        """Return the shape of the summaries."""
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and of the summaries."""
         factors = self.config.method_config.factors
-        return {"mean": (factors, self.config.hidden_channels)}
+        return self.shapes, {"mean": (factors, self.config.hidden_channels)}
 
     def similarity(self, uploads: Sequence[DescribedWeights]) -> Tensor:
         """Return one matrix per factor; mean and log-variance are one vector."""
@@ -306,7 +293,6 @@ class TopFGL(PersonalMix):
     """
 
     config: RunConfig[TopFGLSettings]
-    up = Weights
 
     def build(self, model: str) -> nn.Module:
         """Draw the network as FedAvg does, then the learner."""
