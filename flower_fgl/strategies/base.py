@@ -145,12 +145,11 @@ class FglStrategy(ServerHooks):
             self.loop.log.numbers = numbers
             if isinstance(error, RunError):
                 raise
-            if not isinstance(error, PayloadError):
-                log.exception("The aggregation raised:")
+            if isinstance(error, PayloadError):
+                raise PayloadError(f"{error}; the previous state is kept") from error
+            log.exception("The aggregation raised:")
             raise PayloadError(
                 f"the aggregation failed, the previous state is kept: {error!r}"
-                if not isinstance(error, PayloadError)
-                else f"{error}; the previous state is kept"
             ) from error
 
     def configure_evaluate(

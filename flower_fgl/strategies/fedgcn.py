@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.methods.fedgcn import FedGCNSettings
-from flower_fgl.protocols.base import Empty, Payload, read_payload
+from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedgcn import (
     BOUNDARY,
     COMPLETE,
@@ -28,7 +27,7 @@ from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedGCN", "check_boundaries", "positions"]
 
-Read = TypeVar("Read")
+Kind = TypeVar("Kind", bound=Payload)
 
 
 class FedGCN(FedAvg):
@@ -59,13 +58,9 @@ class FedGCN(FedAvg):
         is_guessable = self.config.method_config.ids == "guessable"
         if self.federation.is_owned and len(clients) > 1 and not is_guessable:
             self.exchange_codes()
-        answers = self.messenger.ask(0, BOUNDARY, dict.fromkeys(clients, Empty()))
-        borders = self.read_all(
-            answers,
-            lambda pid, content: read_payload(
-                Boundary, content, clients[pid].num_nodes
-            ),
-        )
+        asked = dict.fromkeys(clients, Empty())
+        sizes = {pid: client.num_nodes for pid, client in clients.items()}
+        borders = self.ask_all(0, BOUNDARY, asked, Boundary, sizes)
         ids = check_boundaries(borders)
         self.log(listed_nodes=len(ids))
         self.log(left_out=sum(int((b.is_listed == 0).sum()) for b in borders.values()))
@@ -78,16 +73,12 @@ class FedGCN(FedAvg):
             for pid, border in borders.items()
             if len(border.own)
         }
-        answers = self.messenger.ask(0, COMPLETE, rows)
-        self.read_all(answers, lambda _, content: read_payload(Empty, content), rows)
+        self.ask_all(0, COMPLETE, rows, Empty)
 
     def exchange_codes(self) -> None:
         """Pass each owner's points around all others; return them with all secrets."""
         clients = list(self.federation.clients)
-        sets = self.read_all(
-            self.messenger.ask(0, BLIND, dict.fromkeys(clients, Empty())),
-            lambda _, content: read_payload(Points, content),
-        )
+        sets = self.ask_all(0, BLIND, dict.fromkeys(clients, Empty()), Points)
         for step in range(1, len(clients)):
             # owner k has the points of the owner that is ``step`` places before it
             source = {
@@ -95,11 +86,9 @@ class FedGCN(FedAvg):
             }
             sent = {pid: sets[source[pid]] for pid in clients}
             size = {pid: {"m": len(sent[pid].points)} for pid in clients}
-            answers = self.messenger.ask(step - 1, MULTIPLY, sent)
-            found = self.read_all(answers, partial(_read_points, size))
+            found = self.ask_all(step - 1, MULTIPLY, sent, Points, size)
             sets = {source[pid]: found[pid] for pid in clients}
-        answers = self.messenger.ask(0, CODES, sets)
-        self.read_all(answers, lambda _, content: read_payload(Empty, content))
+        self.ask_all(0, CODES, sets, Empty)
 
     def sum_parts(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Sum the clients' parts to sums (B, d) and degrees (B,), float64.
@@ -115,16 +104,11 @@ class FedGCN(FedAvg):
                 found = self.secure.sum_query(0, SUMS, asked, NeighbourSums, spec)
             self.require([] if self.loop.log.reason else asked, asked)
             return found["sums"], found["degrees"]
-        answers = self.messenger.ask(0, SUMS, asked, brings_upload=True)
-
-        def read(pid: int, content: RecordDict) -> NeighbourSums:
-            part = read_payload(NeighbourSums, content, spec)
-            self.check_upload(part)
-            return part
-
+        specs = dict.fromkeys(asked, spec)
+        parts = self.ask_all(0, SUMS, asked, NeighbourSums, specs, brings_upload=True)
         sums = torch.zeros(spec, dtype=torch.float64)
         degrees = torch.zeros(spec[0], dtype=torch.float64)
-        for part in self.read_all(answers, read).values():
+        for part in parts.values():
             sums.index_add_(0, part.rows.long(), part.sums.double())
             degrees.index_add_(0, part.rows.long(), part.degrees.double())
         return sums, degrees
@@ -139,15 +123,21 @@ class FedGCN(FedAvg):
         rows = torch.cat([own, outside])
         return CompletedSums(sums[rows].float(), degrees[outside].float())
 
-    def read_all(
+    def ask_all(
         self,
-        answers: Mapping[int, RecordDict],
-        read: Callable[[int, RecordDict], Read],
-        asked: Mapping[int, object] | None = None,
-    ) -> dict[int, Read]:
-        """Read the replies of an exchange; raise a RunError if one client's is missing."""
-        found = self.messenger.read_each(answers, read)
-        self.require(found, self.federation.clients if asked is None else asked)
+        number: int,
+        action: str,
+        payloads: Mapping[int, Payload],
+        kind: type[Kind],
+        specs: Mapping[int, Any] = MappingProxyType({}),
+        *,
+        brings_upload: bool = False,
+    ) -> dict[int, Kind]:
+        """Run a query exchange; raise a RunError if a client's reply is missing."""
+        found = self.messenger.query(
+            number, action, payloads, kind, specs.get, brings_upload=brings_upload
+        )
+        self.require(found, payloads)
         return found
 
     def require(
@@ -218,13 +208,6 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
         )
     parts = [border.own[border.is_listed.bool()] for border in borders.values()]
     return torch.cat(parts).sort().values
-
-
-def _read_points(
-    sizes: Mapping[int, Mapping[str, int]], pid: int, content: RecordDict
-) -> Points:
-    """Read as many points as the client got."""
-    return read_payload(Points, content, sizes[pid])
 
 
 def _holders(borders: Mapping[int, Boundary], ids: Tensor, kind: str) -> list[int]:

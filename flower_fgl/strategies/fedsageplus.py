@@ -4,12 +4,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flwr.app import RecordDict
-
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
-from flower_fgl.protocols.base import Empty, read_payload
+from flower_fgl.protocols.base import Empty, Shapes
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
     JUDGE,
@@ -68,17 +66,15 @@ class FedSagePlus(FedAvg):
         for step in range(1, settings.gen_rounds + 1):
             is_shown = step < settings.gen_rounds
             feedback = {pid: found.get(pid, nothing) for pid in self.responsive}
-            answers = self.messenger.ask(
-                step, GENERATE, feedback, brings_upload=is_shown
-            )
-            states: dict[int, Any] = self.messenger.read_each(
-                answers,
+            states: dict[int, Any] = self.messenger.query(
+                step,
+                GENERATE,
+                feedback,
                 # in the last round clients only mend their graphs
-                self.read_state
-                if is_shown
-                else lambda _, content: read_payload(Empty, content),
+                GeneratorState if is_shown else Empty,
+                self.state_spec,
+                brings_upload=is_shown,
             )
-            answers.clear()  # frees the messages
             if len(states) < self.config.min_replies:
                 reasons = sorted({failure.reason for failure in self.loop.log.failures})
                 raise RunError(
@@ -89,24 +85,19 @@ class FedSagePlus(FedAvg):
             if is_shown:
                 found = self.judge(step, states)
 
-    def read_state(self, partition_id: int, content: RecordDict) -> GeneratorState:
-        """Read the generator that a client shows."""
-        spec = (
+    def state_spec(self, partition_id: int) -> tuple[Shapes, int, int, int]:
+        """Return what the generator that a client shows is checked against."""
+        return (
             self.generator_shapes,
             self.config.hidden_channels,
             self.config.method_config.max_neighbours,
             self.federation.clients[partition_id].num_nodes,
         )
-        state = read_payload(GeneratorState, content, spec)
-        self.check_upload(state)
-        return state
 
-    def read_gradient(self, partition_id: int, content: RecordDict) -> FeatureGradient:
-        """Read the gradient that a client computed for another client's generator."""
-        gradient = read_payload(FeatureGradient, content, self.generator_shapes)
+    def check_gradient(self, _: int, gradient: FeatureGradient) -> FeatureGradient:
+        """Refuse an empty gradient if uploads are noised."""
         if not gradient.tensors and self.config.upload_noise:
             raise PayloadError("it sent no gradient")
-        self.check_upload(gradient)
         return gradient
 
     def judge(
@@ -129,8 +120,15 @@ class FedSagePlus(FedAvg):
             }
             author = {j: pid for j, pid in turns.items() if j in responsive}
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
-            answers = self.messenger.ask(exchange, JUDGE, asked, brings_upload=True)
-            read = self.messenger.read_each(answers, self.read_gradient)
+            sent = self.messenger.query(
+                exchange,
+                JUDGE,
+                asked,
+                FeatureGradient,
+                lambda _: self.generator_shapes,
+                brings_upload=True,
+            )
+            read = self.messenger.read_each(sent, self.check_gradient)
             for judge, gradient in read.items():
                 if gradient.tensors:
                     found.setdefault(author[judge], []).append(gradient.tensors)

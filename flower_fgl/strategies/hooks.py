@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -367,8 +368,18 @@ class ServerHooks(Strategy):
                 for pid in sent
             }
         )
+
+        @cache  # clients of the same settings share one record
+        def settings_for(*modes: str, refresh: bool) -> ConfigRecord:
+            record = ConfigRecord({"server-round": server_round})
+            record["modes"], record["refresh"] = list(modes), refresh
+            if is_mixed:
+                record["mixed"] = True
+            if self.calibration is not None:
+                record["calibration"] = json.dumps(self.calibration.as_dict())
+            return record
+
         contents, settings = {}, {}
-        known: dict[tuple[Any, ...], ConfigRecord] = {}
         for pid in clients:
             modes = ["local"] if pid in owing else []
             content = downloads.get(pid, RecordDict())
@@ -378,16 +389,7 @@ class ServerHooks(Strategy):
             if modes:
                 contents[pid] = content
                 self.loop.log.expect([pid], modes)
-                key = (*modes, pid in refreshed)
-                if key not in known:
-                    known[key] = record = ConfigRecord({"server-round": server_round})
-                    record["modes"], record["refresh"] = list(modes), pid in refreshed
-                    if is_mixed:
-                        record["mixed"] = True
-                    if self.calibration is not None:
-                        text = json.dumps(self.calibration.as_dict())
-                        record["calibration"] = text
-                settings[pid] = known[key]
+                settings[pid] = settings_for(*modes, refresh=pid in refreshed)
         return self.messenger.address(
             contents, MessageType.EVALUATE, settings, server_round
         )
@@ -413,17 +415,14 @@ class ServerHooks(Strategy):
 
         return self.messenger.read_uploads(replies, read)
 
-    def check_upload(self, upload: Payload, partition_id: int | None = None) -> None:
+    def check_upload(self, upload: Payload, partition_id: int) -> None:
         """Refuse an upload that exceeds ``upload-clip``, if that is set, and its noise.
 
-        It was clipped around the download of client ``partition_id``, by default around
-        zero.
+        It was clipped around the download of client ``partition_id``.
         """
         config = self.config
         if config.upload_clip:
-            start: Payload = Empty()
-            if partition_id is not None:
-                start = self.download(self.loop.log.number, partition_id)
+            start = self.download(self.loop.log.number, partition_id)
             check_clipped(
                 upload, start, clip=config.upload_clip, noise=config.upload_noise
             )

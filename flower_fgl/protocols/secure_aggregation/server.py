@@ -2,7 +2,7 @@
 
 Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the clients in
 :attr:`SecureRound.offers`, U3 the clients given to :meth:`SecureRound.survivors`, U4 those
-that :meth:`SecureRound.confirm` is called for.
+given to :meth:`SecureRound.confirmations`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +47,6 @@ class SecureRound:
         self.offers: dict[int, messages.Offer] = {}
         self._keys = keys
         self.number = server_round
-        self.confirmed: dict[int, messages.Tags] = {}
         self._in_sum: list[int] = []
         self._revealed: dict[int, dict[int, bytes]] = {}
 
@@ -74,14 +73,12 @@ class SecureRound:
         self._revealed = {pid: {} for pid in self.offers}
         return messages.Survivors(torch.tensor(self._in_sum))
 
-    def confirm(self, partition_id: int, tags: messages.Tags) -> None:
-        """Store the authentication codes that a client made for the others."""
-        self.confirmed[partition_id] = tags
-
-    def confirmations(self) -> dict[int, messages.Confirmations]:
+    def confirmations(
+        self, tags: Mapping[int, messages.Tags]
+    ) -> dict[int, messages.Confirmations]:
         """Return, per client that sent codes, the codes that were made for it."""
-        tags = {pid: sent.tags for pid, sent in self.confirmed.items()}
-        return _for_each(messages.Confirmations, tags, self._in_sum)
+        rows = {pid: sent.tags for pid, sent in tags.items()}
+        return _for_each(messages.Confirmations, rows, self._in_sum)
 
     def take(self, partition_id: int, reveal: messages.Reveal) -> None:
         """Store the shares that a client reveals, if all match their senders' digests."""

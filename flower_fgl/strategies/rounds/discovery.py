@@ -55,14 +55,8 @@ Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     """Request the descriptions of nodes, given and returned by Flower's node ids."""
-    messages = {
-        index: Message(
-            RecordDict(),
-            dst_node_id=node,
-            message_type=f"{MessageType.QUERY}.{DESCRIBE}",
-        )
-        for index, node in enumerate(nodes)
-    }
+    kind = f"{MessageType.QUERY}.{DESCRIBE}"
+    messages = {node: Message(RecordDict(), node, kind) for node in nodes}
     # the first message waits for worker processes to start and graphs to be loaded
     timeout = max(config.round_timeout, config.join_timeout)
     exchange = send_receive(
@@ -70,18 +64,18 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     )
     out: Answers = {}
     for failure in exchange.failures:
-        node, why = nodes[failure.partition_id], failure.reason
+        node, why = failure.partition_id, failure.reason
         out[node] = Lost(why) if failure.is_silent else Rejection(f"node {node}", why)
-    for index, reply in exchange.replies.items():
+    for node, reply in exchange.replies.items():
         try:
-            kind = Rejection if Rejection.is_in(reply.content) else Description
-            answer: Description | Rejection = kind.from_record(reply.content)
+            form = Rejection if Rejection.is_in(reply.content) else Description
+            answer: Description | Rejection = form.from_record(reply.content)
             if answer.name in listed_names(config.without_owners):
                 answer = Rejection(answer.name, "without-owners leaves it out")
-            out[nodes[index]] = answer
+            out[node] = answer
         except Exception as error:  # any failure concerns this reply only
-            why = f"its description is malformed: {Failure.of(index, error).reason}"
-            out[nodes[index]] = Rejection(f"node {nodes[index]}", why)
+            why = f"its description is malformed: {Failure.of(node, error).reason}"
+            out[node] = Rejection(f"node {node}", why)
     return out
 
 
@@ -434,13 +428,13 @@ def _warn_of_few_items(federation: Federation, config: RunConfig) -> None:
 
 def _warn_of_owner(client: Description, config: RunConfig) -> None:
     """Warn of a natural owner that cannot train, select a model or be tested."""
+    kind = "edges" if config.has_pairs else "nodes"
     for what, number in (
         ("training", client.num_train),
         ("validation", client.num_val),
         ("test", client.num_test),
     ):
         if not number:
-            kind = "edges" if config.has_pairs else "nodes"
             known = "" if config.predicts_links else "labelled "
             log.warning(
                 "Owner %s: There are no %s.", client.name, f"{known}{what} {kind}"
@@ -452,7 +446,7 @@ def _warn_of_owner(client: Description, config: RunConfig) -> None:
         log.warning(
             "Owner %s: All labelled training %s have the class %s.",
             client.name,
-            "edges" if config.has_pairs else "nodes",
+            kind,
             held[0],
         )
 

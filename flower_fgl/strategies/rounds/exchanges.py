@@ -103,11 +103,12 @@ def calibrate(
     else:
         asked = dict.fromkeys(federation.clients, model)
         sizes = {pid: one.num_val for pid, one in federation.clients.items()}
-        found = messenger.read_each(
-            messenger.ask(server_round, CALIBRATE, asked),
-            lambda pid, content: read_payload(
-                CalibrationSums, content, (shapes, sizes[pid], labels)
-            ),
+        found = messenger.query(
+            server_round,
+            CALIBRATE,
+            asked,
+            CalibrationSums,
+            lambda pid: (shapes, sizes[pid], labels),
         )
         if not found:
             raise PayloadError("no client sent sums to calibrate the model")

@@ -22,10 +22,13 @@ from flower_fgl.protocols.base import (
     CONFIG,
     METRICS,
     STATELESS,
+    Empty,
     Payload,
     check_size,
     find_record,
+    read_payload,
 )
+from flower_fgl.protocols.differential_privacy import check_clipped
 from flower_fgl.runs.writer import RunWriter
 from flower_fgl.strategies.rounds.loop_state import LoopState, note_replies
 from flower_fgl.strategies.rounds.round_log import Exchange, Expected, Failure
@@ -63,6 +66,7 @@ SILENT = (
 )
 """Codes of the errors that Flower reports for a client that sent nothing."""
 Content = TypeVar("Content")
+Kind = TypeVar("Kind", bound=Payload)
 Read = TypeVar("Read")
 
 
@@ -180,10 +184,41 @@ class Messenger:
 
         return self.read_each(self.send(messages).replies, count)
 
+    def query(
+        self,
+        server_round: int,
+        action: str,
+        payloads: Mapping[int, Payload],
+        kind: type[Kind],
+        spec: Callable[[int], Any] = lambda _: None,
+        *,
+        beside: Mapping[int, Payload] = MappingProxyType({}),
+        brings_upload: bool = False,
+    ) -> dict[int, Kind]:
+        """Run a query exchange, and read a payload of each reply, see :meth:`ask`.
+
+        ``spec`` returns the specification of a client's reply by its partition-id. An
+        upload that exceeds ``upload-clip``, around zero, and its noise is refused.
+        """
+        config = self.config
+
+        def read(pid: int, content: RecordDict) -> Kind:
+            found = read_payload(kind, content, spec(pid))
+            if brings_upload and config.upload_clip:
+                check_clipped(
+                    found, Empty(), clip=config.upload_clip, noise=config.upload_noise
+                )
+            return found
+
+        answers = self.ask(
+            server_round, action, payloads, beside=beside, brings_upload=brings_upload
+        )
+        return self.read_each(answers, read)
+
     def read_each(
         self, contents: Mapping[int, Content], read: Callable[[int, Content], Read]
     ) -> dict[int, Read]:
-        """Read replies, or their contents, one by one by partition-id.
+        """Read replies, their contents or payloads one by one by partition-id.
 
         A client whose reply raises an exception is dropped, counted and named.
         """

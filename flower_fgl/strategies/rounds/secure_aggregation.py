@@ -53,12 +53,9 @@ class SecureExchanges:
 
     def _request_keys(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
         """Request the keys of data owners, which had no partition-id when described."""
-        return self._messenger.read_each(
-            self._messenger.ask(
-                0, messages.KEYS, dict.fromkeys(partition_ids, Empty())
-            ),
-            lambda _, content: read_payload(messages.PublicKey, content).key,
-        )
+        asked = dict.fromkeys(partition_ids, Empty())
+        found = self._messenger.query(0, messages.KEYS, asked, messages.PublicKey)
+        return {pid: sent.key for pid, sent in found.items()}
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
         """Store the new key of a reconnected client; request it from a data owner."""
@@ -75,14 +72,15 @@ class SecureExchanges:
             server_round=server_round,
             share=self._messenger.config.secure_threshold,
         )
-        number = {"N": len(current.asked)}
         requests = dict.fromkeys(current.asked, current.roster())
-        self._messenger.read_each(
-            self._messenger.ask(server_round, messages.SHARES, requests),
-            lambda pid, content: current.add(
-                pid, read_payload(messages.Offer, content, number)
-            ),
+        found = self._messenger.query(
+            server_round,
+            messages.SHARES,
+            requests,
+            messages.Offer,
+            lambda _: {"N": len(requests)},
         )
+        self._messenger.read_each(found, current.add)
         self._require(current, len(current.offers), "sent shares")
         self.peers = current.peers()
         return sorted(current.offers)
@@ -102,25 +100,22 @@ class SecureExchanges:
             raise PayloadError("No round of secure aggregation is open.")
         self._require(current, len(uploads), "sent a masked sum")
         requests = dict.fromkeys(uploads, current.survivors(uploads))
-        number = {"N": len(uploads)}
-        self._messenger.read_each(
-            self._messenger.ask(current.number, messages.CHECK, requests),
-            lambda pid, content: current.confirm(
-                pid, read_payload(messages.Tags, content, number)
-            ),
+        tags = self._messenger.query(
+            current.number,
+            messages.CHECK,
+            requests,
+            messages.Tags,
+            lambda _: {"N": len(uploads)},
         )
-        self._require(
-            current, len(current.confirmed), "confirmed the clients in the sum"
+        self._require(current, len(tags), "confirmed the clients in the sum")
+        found = self._messenger.query(
+            current.number,
+            messages.UNMASK,
+            current.confirmations(tags),
+            messages.Reveal,
+            lambda _: {"N": len(current.offers)},
         )
-        number = {"N": len(current.offers)}
-        self._messenger.read_each(
-            self._messenger.ask(
-                current.number, messages.UNMASK, current.confirmations()
-            ),
-            lambda pid, content: current.take(
-                pid, read_payload(messages.Reveal, content, number)
-            ),
-        )
+        self._messenger.read_each(found, current.take)
         vectors = {
             pid: upload.vector.numpy().view(np.uint64)
             for pid, upload in uploads.items()
@@ -152,12 +147,14 @@ class SecureExchanges:
         number = {"N": 1 + num_entries(self._shapes)}
         uploads = {}
         if len(ids) == len(payloads):
-            answers = self._messenger.ask(
-                server_round, action, payloads, beside=self.peers, brings_upload=True
-            )
-            uploads = self._messenger.read_each(
-                answers,
-                lambda _, content: read_payload(messages.MaskedUpload, content, number),
+            uploads = self._messenger.query(
+                server_round,
+                action,
+                payloads,
+                messages.MaskedUpload,
+                lambda _: number,
+                beside=self.peers,
+                brings_upload=True,
             )
         if len(uploads) < len(payloads):
             self._round = None

@@ -20,6 +20,7 @@ from flower_fgl.protocols.differential_privacy import (
 )
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import Prototypes
+from flower_fgl.strategies.rounds.messenger import Messenger
 from tests.support.owners import owner_graphs
 from tests.support.short_runs import comparable, shortened
 
@@ -147,16 +148,16 @@ def test_fedsageplus_generators_and_gradients_are_clipped(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, list[float]] = {}
-    strategy: Any = METHODS["fedsage+"].load_strategy()
-    original = strategy.check_upload
+    original = Messenger.query
 
-    def check_upload(self: Any, upload: Any, *client: int) -> None:
-        if not client:  # clipped around zero
+    def query(*args: Any, brings_upload: bool = False, **named: Any) -> Any:
+        sent = original(*args, brings_upload=brings_upload, **named)
+        for upload in sent.values() if brings_upload else ():
             squares = [float(t.square().sum()) for t in numbers_of(upload).values()]
             found.setdefault(type(upload).__name__, []).append(sum(squares) ** 0.5)
-        original(self, upload, *client)
+        return sent
 
-    monkeypatch.setattr(strategy, "check_upload", check_upload)
+    monkeypatch.setattr(Messenger, "query", query)
     simulate("fedsage+", **shortened("fedsage+", small), upload_clip=0.01)
     assert set(found) == {"GeneratorState", "FeatureGradient"}
     lengths = [length for each in found.values() for length in each]

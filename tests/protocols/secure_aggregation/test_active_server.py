@@ -620,10 +620,9 @@ def open_by_invented_peers(
         masked = member.mask(1, peers[p], zeros, download=download)
         vectors[p] = masked.vector.numpy().view(np.uint64)
     survivors = current.survivors(everyone)
-    current.confirm(0, Tags(torch.stack([*server.check(0, everyone).values()])))
-    for p, member in own.items():
-        current.confirm(p, member.check(1, survivors))
-    confirmed = current.confirmations()
+    tags = {p: member.check(1, survivors) for p, member in own.items()}
+    tags[0] = Tags(torch.stack([*server.check(0, everyone).values()]))
+    confirmed = current.confirmations(tags)
     codes = dict(enumerate(confirmed[0].tags))
     shares = server.unmask(0, everyone, codes)
     current.take(0, Reveal(from_bytes([shares[p] for p in everyone])))

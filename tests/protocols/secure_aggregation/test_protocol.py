@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -39,6 +39,7 @@ class Table:
     members: dict[int, Member]
     server: SecureRound
     plain: dict[int, dict[str, torch.Tensor]]
+    tags: dict[int, Tags] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -63,12 +64,12 @@ class Table:
         self, pids: Iterable[int], *, lost: tuple[int, ...] = ()
     ) -> dict[int, Confirmations]:
         survivors = self.server.survivors(pids)
-        for pid in survivors.ids.tolist():
-            if pid not in lost:
-                self.server.confirm(
-                    pid, self.members[pid].check(self.number, survivors)
-                )
-        return self.server.confirmations()
+        self.tags = {
+            pid: self.members[pid].check(self.number, survivors)
+            for pid in survivors.ids.tolist()
+            if pid not in lost
+        }
+        return self.server.confirmations(self.tags)
 
     def close(
         self,
@@ -334,7 +335,7 @@ def test_enough_codes_must_be_right(table: Table, valid: int) -> None:
 def test_a_code_counts_for_its_sender_and_receiver_only(table: Table) -> None:
     table.offers()
     confirmed = table.confirm(table.uploads())
-    own = table.server.confirmed[0].tags  # the codes that client 0 made
+    own = table.tags[0].tags  # the codes that client 0 made
     swapped = Confirmations(confirmed[0].ids, confirmed[2].tags)
     reflected = Confirmations(confirmed[0].ids, own)
     for forged in (swapped, reflected):
@@ -465,7 +466,7 @@ def test_payloads_come_back_bit_for_bit_and_have_the_stated_size(table: Table) -
     n, entries = 7, 22  # 20 + 1 numbers and the check entry
     uploads = table.uploads()
     confirmed = table.confirm(uploads)[0]
-    tags = table.server.confirmed[0]
+    tags = table.tags[0]
     survivors = Survivors(torch.tensor(list(uploads)))
     reveal = table.members[0].reveal(1, confirmed)
     upload = MaskedUpload(torch.from_numpy(uploads[0]))
