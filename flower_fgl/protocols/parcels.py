@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl.core import flower_internals
 from flower_fgl.core.errors import PayloadError
@@ -25,10 +25,6 @@ HOSTS = "hosts"
 PARCEL = "parcel"
 """Record of a message that holds a parcel."""
 UNSERIALISABLE = flower_internals.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-Packed = bytes | tuple[int, tuple[Any, ...]]
-"""A record: protobuf, or the position of its layout and its numbers or bytes."""
-Layout = tuple[Any, ...]
-"""Names of metrics; or name, dtype, shape and stype of every array."""
 Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
 
 
@@ -36,48 +32,52 @@ Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
 class Parcel:
     """Messages or replies of several clients; a record that they share is held once.
 
-    ``records`` are in the form that crosses the process boundary, ``layouts`` the names
-    and shapes that they have in common. A letter is ``(client, message type, group,
-    names, error)``: ``client`` is its partition-id, or its place in its node; ``names``
-    maps the names of its records to positions in ``records``; ``error`` is the code and
-    reason of a failed reply.
+    A letter is ``(client, message type, group, names, error)``: ``client`` is its
+    partition-id, or its place in its node; ``names`` maps the names of its records to
+    positions in ``records``; ``error`` is the code and reason of a failed reply.
     """
 
-    records: list[Packed]
+    records: list[Any]
     letters: list[Letter]
-    layouts: list[Layout]
 
     @classmethod
     def pack(cls, messages: Iterable[tuple[int, Message]]) -> Parcel:
-        """Pack messages by client; content that cannot be serialised becomes an error."""
-        records: list[Packed] = []
+        """Pack messages by client."""
+        records: list[Any] = []
         positions: dict[int, int] = {}
         letters: list[Letter] = []
-        layouts: dict[Layout, int] = {}
         for client, message in messages:
             meta = message.metadata
             error, names = None, {}
             if message.has_error():
                 error = message.error.code, str(message.error.reason)
             else:
-                try:
-                    for name, record in message.content.items():
-                        if id(record) not in positions:
-                            records.append(_pack_record(record, layouts))
-                            positions[id(record)] = len(records) - 1
-                        names[name] = positions[id(record)]
-                except Exception as reason:
-                    error, names = (UNSERIALISABLE, repr(reason)), {}
+                for name, record in message.content.items():
+                    if id(record) not in positions:
+                        positions[id(record)] = len(records)
+                        records.append(record)
+                    names[name] = positions[id(record)]
             letters.append((client, meta.message_type, meta.group_id, names, error))
-        return cls(records, letters, list(layouts))
+        return cls(records, letters)
 
     def to_record(self) -> RecordDict:
-        """Pack the parcel as content of one message: the letters as JSON, and records."""
-        data = [
-            packed if isinstance(packed, bytes) else _to_bytes(record)
-            for packed, record in zip(self.records, self._unpacked(), strict=True)
-        ]
-        index = ConfigRecord({"letters": json.dumps(self.letters), "records": data})
+        """Pack the parcel as content of one message: the letters as JSON, and records.
+
+        Content that cannot be serialised becomes an error of its client.
+        """
+        data: list[bytes] = []
+        broken: dict[int, tuple[int, str]] = {}
+        for at, record in enumerate(self.records):
+            try:
+                data.append(_to_bytes(record))
+            except Exception as reason:
+                data.append(_to_bytes(ConfigRecord()))
+                broken[at] = UNSERIALISABLE, repr(reason)
+        letters: list[Letter] = []
+        for letter in self.letters:
+            failed = [broken[at] for at in letter[3].values() if at in broken]
+            letters.append((*letter[:3], {}, failed[0]) if failed else letter)
+        index = ConfigRecord({"letters": json.dumps(letters), "records": data})
         return RecordDict({PARCEL: index})
 
     @classmethod
@@ -86,7 +86,6 @@ class Parcel:
 
         Raises a PayloadError if it is malformed, or larger than ``max_mb`` (10⁶ bytes).
         """
-        layouts: dict[Layout, int] = {}
         try:
             index: Any = content[PARCEL]
             text, data = str(index["letters"]), index["records"]
@@ -96,24 +95,19 @@ class Parcel:
                     f"the messages of a node have {size / MEGABYTE:.3g} MB, more than "
                     f"max-message-mb for each of its clients, {max_mb:g} MB together"
                 )
-            records = [_pack_record(_from_bytes(one), layouts) for one in data]
+            records = [_from_bytes(one) for one in data]
             letters = [_read_letter(one, len(records)) for one in json.loads(text)]
         except PayloadError:
             raise
         except Exception as error:  # whatever a node can send
             raise PayloadError(f"the parcel is malformed: {error!r}") from error
-        return cls(records, letters, list(layouts))
-
-    def _unpacked(self) -> list[Any]:
-        """Return all records."""
-        return [_unpack_record(packed, self.layouts) for packed in self.records]
+        return cls(records, letters)
 
     def contents(self) -> Iterator[RecordDict]:
-        """Unpack the content of every message; messages share their common records."""
-        records = self._unpacked()
+        """Return the content of every message; messages share their common records."""
         for _, _, _, names, _ in self.letters:
             yield flower_internals.plain_content(
-                {name: records[at] for name, at in names.items()}
+                {name: self.records[at] for name, at in names.items()}
             )
 
 
@@ -173,37 +167,3 @@ def _read_letter(letter: Any, num_records: int) -> Letter:
         _expect(type(code) is int and type(reason) is str, letter)
         error = code, reason
     return client, kind, group, names, error
-
-
-def _pack_record(record: Any, layouts: dict[Layout, int]) -> Packed:
-    """Pack one record."""
-    layout: Layout
-    values: tuple[Any, ...]
-    if isinstance(record, ArrayRecord):
-        layout = tuple(
-            (name, array.dtype, tuple(array.shape), array.stype)
-            for name, array in record.items()
-        )
-        values = tuple(array.data for array in record.values())
-        return layouts.setdefault(layout, len(layouts)), values
-    has_lists = list in map(type, record.values())
-    if isinstance(record, MetricRecord) and record and not has_lists:
-        layout, values = tuple(record.keys()), tuple(record.values())
-        return layouts.setdefault(layout, len(layouts)), values
-    return _to_bytes(record)
-
-
-def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
-    """Unpack one record."""
-    if isinstance(packed, bytes):
-        return _from_bytes(packed)
-    place, values = packed
-    layout = layouts[place]
-    if layout and isinstance(layout[0], str):
-        return flower_internals.plain_metrics(dict(zip(layout, values, strict=True)))
-    return flower_internals.plain_record(
-        {
-            name: flower_internals.plain_array(dtype, shape, data, stype)
-            for (name, dtype, shape, stype), data in zip(layout, values, strict=True)
-        }
-    )

@@ -19,7 +19,7 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.flower_internals import ErrorCode
 from flower_fgl.methods import parse_config
-from flower_fgl.protocols.parcels import Parcel
+from flower_fgl.protocols.parcels import PARCEL, Parcel
 from flower_fgl.runs.state_files import LinkedStates
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
@@ -189,20 +189,24 @@ def test_a_lost_node_is_a_failure_of_each_of_its_clients(tmp_path: Path) -> None
     assert {one["reason"] for one in failed} == {"Node Unavailable"}
 
 
-def foreign(parcel: Parcel) -> Parcel:
+def foreign(content: RecordDict) -> RecordDict:
     """Name a client that the node does not host, and not the first one."""
+    parcel = Parcel.from_record(content)
     (_, *rest), *others = parcel.letters
-    return Parcel(parcel.records, [(99, *rest), *others], parcel.layouts)
+    return Parcel(parcel.records, [(99, *rest), *others]).to_record()
 
 
-def repeated(parcel: Parcel) -> Parcel:
+def repeated(content: RecordDict) -> RecordDict:
+    parcel = Parcel.from_record(content)
     first, (place, kind, group, _, error), *others = parcel.letters
     again = (place, kind, group, first[3], error)
-    return Parcel(parcel.records, [first, again, *others], parcel.layouts)
+    return Parcel(parcel.records, [first, again, *others]).to_record()
 
 
-def misshapen(parcel: Parcel) -> Parcel:
-    return Parcel([b"\xff\xff", *parcel.records[1:]], parcel.letters, parcel.layouts)
+def misshapen(content: RecordDict) -> RecordDict:
+    index: Any = content[PARCEL]
+    index["records"] = [b"\xff\xff", *index["records"][1:]]
+    return content
 
 
 @pytest.mark.parametrize(
@@ -214,15 +218,17 @@ def misshapen(parcel: Parcel) -> Parcel:
     ],
 )
 def test_what_a_node_sends_concerns_its_own_clients_only(
-    change: Callable[[Parcel], Parcel], failed: list[int], reason: str, tmp_path: Path
+    change: Callable[[RecordDict], RecordDict],
+    failed: list[int],
+    reason: str,
+    tmp_path: Path,
 ) -> None:
     def tamper(app: App) -> App:
         def tampered(message: Message, context: Context) -> Message:
             reply = app(message, context)
             is_first = context.node_config["partition-id"] == 0
             if is_first and is_second_training(message):
-                sent = change(Parcel.from_record(reply.content))
-                return Message(sent.to_record(), reply_to=message)
+                return Message(change(reply.content), reply_to=message)
             return reply
 
         return tampered
