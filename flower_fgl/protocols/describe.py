@@ -175,10 +175,11 @@ class Description(Payload):
                     f'"{what}" counts {number} nodes, but {whole} is '
                     f"{getattr(self, whole)}."
                 )
-        if self.partition_id >= self.num_partitions:
+        least = UNNUMBERED if self.is_owned else 0
+        if not least <= self.partition_id < self.num_partitions:
             raise PayloadError(
-                f'"partition-id" must be below {self.num_partitions}, got '
-                f"{self.partition_id}."
+                f'"partition-id" must be at least {least} and below '
+                f"{self.num_partitions}, got {self.partition_id}."
             )
         key = self.public_key
         if not isinstance(key, bytes) or len(key) not in KEY_SIZES:

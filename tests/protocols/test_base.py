@@ -205,6 +205,7 @@ def test_a_description_comes_back(counts: tuple[int, ...]) -> None:
         ("class-names", []),
         ("name", "two\nlines"),
         ("partition-id", -2),
+        ("partition-id", -1),  # as of an owner that the server numbers
         ("class-counts", [1, 2, 3]),
         ("class-counts", [1, -2]),
         ("class-counts", ["1", "2"]),
