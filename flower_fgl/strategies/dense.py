@@ -47,13 +47,14 @@ class Batch:
 class Distiller:
     """Train a generator against the ensemble, and the student, in place, on its nodes.
 
-    The K models, of one architecture, are copied. ``sizes`` are d and C, ``generator``
-    draws noise, classes and initial weights, ``seed`` is that of the student's dropout.
+    ``states`` are the K models of the student's architecture. ``sizes`` are d and C,
+    ``generator`` draws noise, classes and initial weights, ``seed`` is that of the
+    student's dropout.
     """
 
     def __init__(
         self,
-        models: Sequence[Backbone],
+        states: Sequence[Mapping[str, Tensor]],
         student: Backbone,
         sizes: tuple[int, int],
         settings: Any,
@@ -62,10 +63,10 @@ class Distiller:
         seed: int,
     ) -> None:
         self.student, self.settings = student, settings
-        self.ensemble = Ensemble(models[0], [model.state_dict() for model in models])
+        self.ensemble = Ensemble(student, states)
         self.num_features, self.num_classes = sizes
         self.draw, self.seed = generator, seed
-        self.weights = torch.full((len(models),), 1 / len(models))
+        self.weights = torch.full((len(states),), 1 / len(states))
         self.pool: list[Batch] = []
         with seeded(seed):
             self.network = dense.FeatureGenerator(
@@ -200,13 +201,12 @@ class Dense(FedAvg):
         """Average the models, then distil them into the average."""
         super().aggregate(server_round, uploads)
         self.contributors = list(uploads)
-        states = [upload.payload.tensors for upload in uploads.values()]
-        student, *models = (
-            self.network_of(state) for state in (self.weights.tensors, *states)
-        )
+        with seeded(0):  # the weights are overwritten
+            student = draw_model(self.config, self.federation)
+        student.load_state_dict(dict(self.weights.tensors))
         seed = self.config.seed
         distiller = self.distiller(
-            models,
+            [upload.payload.tensors for upload in uploads.values()],
             student,
             (self.federation.num_features, self.federation.num_classes),
             self.config.method_config,
@@ -216,13 +216,6 @@ class Dense(FedAvg):
         self.log(**distiller.run())
         state = {n: t.detach().contiguous() for n, t in student.state_dict().items()}
         self.weights = Weights(state)
-
-    def network_of(self, state: Mapping[str, Tensor]) -> Backbone:
-        """Build the backbone with some weights."""
-        with seeded(0):  # the weights are overwritten
-            network = draw_model(self.config, self.federation)
-        network.load_state_dict({n: torch.as_tensor(t) for n, t in state.items()})
-        return network
 
     def complete_round(self, server_round: int) -> bool:
         """Send the distilled model; clients fine-tune it and reply with scores."""

@@ -39,12 +39,10 @@ from flower_fgl.protocols.prototypes import (
     no_prototypes,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.fedproto import PrototypeTrainer
+from flower_fgl.strategies.fedproto import MARGIN_LIMIT, PrototypeTrainer
 
 __all__ = ["FedPG"]
 
-TGP_LIMIT = 100.0
-"""Upper limit of the margin in FedTGP's loss, from the published code."""
 SERVER_WEIGHT_DECAY = 5e-4
 """Weight decay (Adam) of the prototype generator."""
 
@@ -136,7 +134,7 @@ class FedPG(FglStrategy):
         is_tgp = method_config.contrast == "tgp"
         margin = torch.zeros(())
         if method_config.ada_margin and is_tgp:
-            margin = class_spread(uploads, counts, limit=TGP_LIMIT)
+            margin = class_spread(uploads, counts, limit=MARGIN_LIMIT)
         elif method_config.ada_margin:
             margin = adaptive_margin(uploads, counts, epsilon=method_config.epsilon)
         shift = margin if method_config.contrast == "literal" else -margin

@@ -33,12 +33,12 @@ from flower_fgl.protocols.prototypes import (
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
 
-__all__ = ["FedDistill", "FedProto", "FedTGP", "PrototypeTrainer"]
+__all__ = ["MARGIN_LIMIT", "FedDistill", "FedProto", "FedTGP", "PrototypeTrainer"]
 
 SERVER_LR = 0.01
 """FedTGP's learning rate (Adam) of the global prototypes."""
 MARGIN_LIMIT = 100.0
-"""FedTGP's κ, the largest margin."""
+"""FedTGP's κ, the largest margin, from the published code."""
 
 
 class FedProto(FglStrategy):

@@ -66,7 +66,7 @@ def distiller_of(**changes: Any) -> BoostingDistiller:
         batch=12, perturbation=0.5, weight_step=0.05, **changes,
     )  # fmt: skip
     return BoostingDistiller(
-        models[:2], models[2], (4, 3), settings,
+        [model.state_dict() for model in models[:2]], models[2], (4, 3), settings,
         generator=torch.Generator().manual_seed(0), seed=1,
     )  # fmt: skip
 

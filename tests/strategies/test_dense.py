@@ -47,7 +47,7 @@ def distiller_of(**changes: Any) -> Distiller:
             torch.nn.init.normal_(parameter, std=0.6)
     settings = DenseSettings(**{**QUICK, **changes})
     return Distiller(
-        models, network(), (5, 3), settings,
+        [model.state_dict() for model in models], network(), (5, 3), settings,
         generator=torch.Generator().manual_seed(1), seed=2,
     )  # fmt: skip
 
