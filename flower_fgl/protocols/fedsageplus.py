@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Self
 
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from flower_fgl.algorithms.fedsageplus import FeatureGenerator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedsageplus import FedSagePlusSettings
+from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.arrays import Layout, read_arrays
 from flower_fgl.protocols.base import (
     Payload,
@@ -37,17 +38,11 @@ def generator_shapes(
 
     ``in_channels`` is the embedding width p.
     """
-    widths = [
-        in_channels,
-        settings.gen_channels,
-        settings.gen_wide_channels,
-        settings.max_neighbours * num_features,
-    ]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for number, (width, out) in enumerate(pairwise(widths)):
-        shapes[f"{2 * number}.weight"] = (out, width)  # activations have odd numbers
-        shapes[f"{2 * number}.bias"] = (out,)
-    return shapes
+    hidden = settings.gen_channels, settings.gen_wide_channels
+    most = settings.max_neighbours
+    with torch.device("meta"):
+        made = FeatureGenerator(in_channels, hidden, most, num_features)
+    return state_shapes(made)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
@@ -153,7 +154,7 @@ class FedSagePlus(FedAvg):
         silent = {failure.partition_id for failure in failures if failure.is_silent}
         return [pid for pid in self.federation.trainable if pid not in silent]
 
-    @property
+    @cached_property
     def generator_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of fGen's weights."""
         return generator_shapes(
