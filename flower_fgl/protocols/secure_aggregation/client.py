@@ -168,9 +168,9 @@ class Member:
                 f"at least {need} of the clients {sampled} must have sent shares, "
                 f"got shares of {ids}"
             )
-        labels = dict(zip(sampled, self.memory["labels"], strict=True))
+        labels = self.memory["labels"]
         origin = origin or download
-        self.history.check_download(origin, group_of(map(to_bytes, labels.values())))
+        self.history.check_download(origin, group_of(map(to_bytes, labels)))
         pairs = self._pairs(sampled, ids)
         held, mask_keys = self._open_shares(ids, pairs, peers)
         bits, count = self.config.secure_fraction_bits, len(ids)
@@ -208,7 +208,7 @@ class Member:
             "round": torch.tensor(server_round),
             "masked-round": torch.tensor(server_round),
             "sampled": torch.tensor(sampled),
-            "labels": torch.stack(list(labels.values())),
+            "labels": labels,
             "download": from_bytes([origin]),
             "peers": peers.ids,
             "pairs": from_bytes(pairs),

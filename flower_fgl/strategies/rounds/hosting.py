@@ -120,7 +120,7 @@ class HostedGrid(Grid):
             for key, part in self._parcels.items()
             if any(own in waiting for own, _ in part.values())
         ]
-        got, broken = pull(self.carrier, carried) if carried else ([], {})
+        got, broken = pull(self.carrier, carried)
         for key, text in broken.items():
             self._fail(self._parcels.pop(key), text)
         for reply in got:
@@ -139,9 +139,7 @@ class HostedGrid(Grid):
 
     def _read_answers(self) -> None:
         """Give IDs to the clients of the nodes that have answered."""
-        got, broken = (
-            pull(self.carrier, list(self._queries)) if self._queries else ([], {})
-        )
+        got, broken = pull(self.carrier, list(self._queries))
         for key, text in broken.items():
             self._refuse(self._queries.pop(key), text)
         for reply in got:

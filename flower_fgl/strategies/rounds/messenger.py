@@ -124,8 +124,7 @@ class Messenger:
             content[CONFIG] = (
                 settings if isinstance(settings, ConfigRecord) else settings[pid]
             )
-            if pid in federation.agreements or federation.scale is not None:
-                content.update(federation.agreed(pid))
+            content.update(federation.agreed(pid))
             node = federation.nodes[pid]
             messages.append(
                 message_like(messages[0], content, dst_node_id=node)
@@ -247,8 +246,7 @@ class Messenger:
         )
         loop.log.failures += exchange.failures
         lost = [one.partition_id for one in exchange.failures if one.is_silent]
-        if lost or loop.silent:
-            note_replies(loop.silent, loop.log.number, set(addressed), lost)
+        note_replies(loop.silent, loop.log.number, addressed.keys(), lost)
         return exchange
 
     def read_uploads(
@@ -416,6 +414,8 @@ def pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]]
     Flower decodes all replies of a pull together and loses all of them if one is
     malformed. Once that has happened, this grid's replies are pulled one by one.
     """
+    if not ids:
+        return [], {}
     marked: Any = grid
     if not getattr(marked, "pulls_one_by_one", False):
         try:
