@@ -32,6 +32,7 @@ Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
 class Parcel:
     """Messages or replies of several clients; a record that they share is held once.
 
+    Worker processes get it by Ray's pickle, nodes by :meth:`to_record`.
     A letter is ``(client, message type, group, names, error)``: ``client`` is its
     partition-id, or its place in its node; ``names`` maps the names of its records to
     positions in ``records``; ``error`` is the code and reason of a failed reply.

@@ -15,13 +15,10 @@ import torch
 
 from flower_fgl.algorithms.adpfedgnn.masks import masked_mean
 from flower_fgl.algorithms.adpfedgnn.network import (
-    MASKABLE_BACKBONES,
     build_backbone,
     build_networks,
 )
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import RunError
-from flower_fgl.core.model_spec import read_model
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import state_shapes
 from flower_fgl.nn.state import state_to_vector, vector_to_state
@@ -51,14 +48,9 @@ class ADPFedGNN(FglStrategy):
     kept = ("shared",)
 
     def prepare(self) -> None:
-        """Draw the initial weights; all clients need the same maskable backbone."""
+        """Draw the initial weights; all clients need the same backbone."""
         federation = self.federation
         model = common_model(self.config, federation)
-        if read_model(model).name not in MASKABLE_BACKBONES:
-            raise RunError(
-                f"{self.config.method} needs the model "
-                f"{' or '.join(MASKABLE_BACKBONES)}, got {model}. Set model."
-            )
         backbone = build_backbone(
             self.config,
             model,

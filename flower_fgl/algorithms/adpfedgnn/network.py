@@ -28,7 +28,7 @@ from flower_fgl.nn.layers import mlp, relu_dropout
 from flower_fgl.nn.stacked import StackedInput, map_rows
 from flower_fgl.nn.state import state_to_vector, vector_to_state
 
-__all__ = ["MASKABLE_BACKBONES", "MIEstimator", "MaskedBranch", "TwoBranchNet"]
+__all__ = ["MIEstimator", "MaskedBranch", "TwoBranchNet"]
 __all__ += ["build_backbone", "build_network", "build_networks", "club_bound"]
 __all__ += ["residual_loss"]
 
@@ -112,10 +112,6 @@ def residual_loss(
     """
     squares = (mean - local).square() * (-log_variance).exp()
     return _average((squares + log_variance).sum(dim=-1), share, -1)
-
-
-MASKABLE_BACKBONES = ("gat", "graphsage")
-"""Backbones of the paper."""
 
 
 def build_backbone(
