@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.graph_union import concatenated_ranges, select_rows
-from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once
+from flower_fgl.nn.sparse import Operator, SparseOperator, computed_once, memo_bytes
 from flower_fgl.nn.topology import OperatorKind
 
 __all__ = ["ClientDraws", "Level", "NeighborSampler", "NeighbourLists"]
@@ -124,15 +124,9 @@ class Level(GraphInput):
     @property
     def num_bytes(self) -> int:
         """Memory of the tensors kept by all levels, in bytes."""
-        kept: list[Tensor | SparseOperator] = []
-        for level in (self, *self._later):
-            for table in (level._rows, level._operators, level._filtered):
-                kept += table.values()
-        # a matrix takes 8 bytes per entry and direction
-        return self._place.nbytes + sum(
-            t.nbytes if isinstance(t, Tensor) else 2 * 8 * t.matrix.values().numel()
-            for t in kept
-        )
+        levels = (self, *self._later)
+        kept = [(one._rows, one._operators, one._filtered) for one in levels]
+        return memo_bytes([self._place, kept])
 
     def operator(self, kind: OperatorKind) -> Operator:
         """Raise an error: layers must call :meth:`filtered_linear`."""

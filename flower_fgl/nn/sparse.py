@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 __all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
 __all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
-__all__ += ["lay_out_for_sparse", "multiply", "narrow_csr", "quiet_csr", "with_slope"]
+__all__ += ["lay_out_for_sparse", "memo_bytes", "multiply", "narrow_csr", "quiet_csr"]
+__all__ += ["with_slope"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -177,6 +178,11 @@ class SparseOperator:
         made = cls(_csr(*rows, shape))
         made._transpose = _csr(*columns, shape[::-1])
         return made
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate memory of both matrices, in bytes: 8 per entry and direction."""
+        return 2 * 8 * self.matrix.values().numel()
 
     @property
     def transpose(self) -> Tensor:
@@ -407,6 +413,17 @@ def computed_once(
         with torch.inference_mode(False), torch.no_grad():
             table[key] = compute()
     return table[key]
+
+
+def memo_bytes(value: Any) -> int:
+    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(map(memo_bytes, value))
+    return int(getattr(value, "num_bytes", 0))
 
 
 def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from flower_fgl.algorithms.prototypes.two_steps import (
     count_walks,
     two_step_rows,
 )
-from flower_fgl.nn.sparse import SparseOperator, computed_once, narrow_csr
+from flower_fgl.nn.sparse import SparseOperator, computed_once, memo_bytes, narrow_csr
 
 __all__ = ["MOST_BYTES", "Pairs", "annotate", "draw_two_steps", "pairs_of"]
 __all__ += ["ring_pairs", "select_pairs"]
@@ -115,16 +115,7 @@ class Pairs:
     @property
     def num_bytes(self) -> int:
         """Memory in bytes, including cached tensors."""
-        total = 0
-        for part in (self.centre, self.neighbour, self.unlisted, *self._made.values()):
-            for value in part if isinstance(part, tuple) else (part,):
-                if isinstance(value, SparseOperator):
-                    total += 2 * 8 * len(self.centre)  # per entry and direction
-                elif value is not None:
-                    total += (
-                        value.num_bytes if isinstance(value, Pairs) else value.nbytes
-                    )
-        return total
+        return memo_bytes([self.centre, self.neighbour, self.unlisted, self._made])
 
 
 def pairs_of(

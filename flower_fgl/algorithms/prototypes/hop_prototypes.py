@@ -11,7 +11,7 @@ from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
-from flower_fgl.nn.sparse import apply_function, index_sum
+from flower_fgl.nn.sparse import apply_function, index_sum, memo_bytes
 
 __all__ = ["HopAverage", "add_noise", "class_means", "node_distance"]
 __all__ += ["prototype_distance"]
@@ -89,13 +89,8 @@ class HopAverage:
     @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
-        total = sum(t.nbytes for t in (self._own, self._place, self.counts))
-        if isinstance(self._uniform, Tensor):
-            total += self._uniform.nbytes
-        elif self._uniform is not None:
-            total += 2 * 8 * self._uniform.matrix.values().numel()
-        total += self.around.num_bytes
-        return total + sum(pairs.num_bytes for pairs in self.hops)
+        own = (self._own, self._place, self.counts, self._uniform)
+        return memo_bytes([*own, self.around, *self.hops])
 
     def weights(self, embedding: UnitRows, scorer: Scorer | None) -> Tensor:
         """Return w_vu of each pair of ``around``, the pairs beyond hop 0, (E,)."""

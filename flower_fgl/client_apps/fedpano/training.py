@@ -206,7 +206,7 @@ class TrainingPart:
     def num_bytes(self) -> int:
         """Memory of the extracted part, in bytes; whole graphs are counted elsewhere."""
         own = self.inputs.num_bytes if isinstance(self.inputs, Level) else 0
-        return own + 2 * 8 * self.around.matrix.values().numel()
+        return own + self.around.num_bytes
 
 
 def training_part(group: Group, reach: int | None) -> TrainingPart:

@@ -46,7 +46,6 @@ from flower_fgl.client_apps.runtime.state import (
     FileStates,
     MemoryStates,
     StateStore,
-    memo_bytes,
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
@@ -55,6 +54,7 @@ from flower_fgl.core.metrics import AnyScores
 from flower_fgl.core.node_settings import NodeSettings, broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn.sparse import memo_bytes
 from flower_fgl.protocols.base import DESCRIBE, INFO, round_settings, write_metrics
 from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.exchanges import TARGETS

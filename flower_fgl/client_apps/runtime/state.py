@@ -43,7 +43,7 @@ from flower_fgl.runs.state_files import (
 )
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
-__all__ += ["memo_bytes", "part_of", "read_state", "split_prefix", "write_state"]
+__all__ += ["part_of", "read_state", "split_prefix", "write_state"]
 
 Entry = TypeVar("Entry")
 MASKED = "secure/masked-round"
@@ -580,14 +580,3 @@ class ContextStates(StateStore):
             return
         key = ANSWERED + state.claimed
         config_record(context.state, "state-values")[key] = state.values[key]
-
-
-def memo_bytes(value: Any) -> int:
-    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return sum(map(memo_bytes, value))
-    return int(getattr(value, "num_bytes", 0))

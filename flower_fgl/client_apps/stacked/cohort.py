@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
-from flower_fgl.client_apps.runtime.state import memo_bytes
 from flower_fgl.client_apps.runtime.training import Checks, copied
 from flower_fgl.client_apps.stacked.group import (
     GraphLoss,
@@ -29,6 +28,7 @@ from flower_fgl.core.metrics import AbsentClasses, Scores, score_areas, score_ro
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.gcn_gradient import GCNGradient
+from flower_fgl.nn.sparse import memo_bytes
 from flower_fgl.nn.stacked import pad_rows, split_state, stack_graphs, stack_model
 
 __all__ = ["Cohort", "StackedData", "Uniform"]
