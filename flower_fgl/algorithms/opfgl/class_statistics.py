@@ -119,33 +119,15 @@ def outside_shares(
 def merge_statistics(
     stats: Sequence[ClassStatistics], denominator: str
 ) -> ClassStatistics:
-    """Pool the statistics of clients, O-pFGL Eq. (9); zero where no client has the class.
+    """Pool the statistics of clients, O-pFGL Eq. (9): those of their added sums.
 
-    ``s² = [Σ (N_k − 1) s_k² + Σ N_k (μ_k − μ)²] / q``. q is N − 1 for the
-    ``denominator`` "n-1", and N minus the number of clients that have the class for
-    "n-mc"; at least 1.
-
-    Notes
-    -----
-    1. Eq. (9) divides by N − m with m all clients, which can be negative. The numerator
-       is the total sum of squares; with N − 1 the result is the variance of the pooled
-       sample.
+    The ``denominator`` is as in :func:`statistics_of_sums`.
     """
-    mean = torch.stack([s.mean for s in stats]).double()
-    variance = torch.stack([s.variance for s in stats]).double()
-    count = torch.stack([s.count for s in stats])
-    n = count.double()[..., None]
-    total = n.sum(dim=0)
-    centre = (n * mean).sum(dim=0) / total.clamp(min=1)
-    squares = ((n - 1).clamp(min=0) * variance).sum(dim=0)
-    squares += (n * (mean - centre).square()).sum(dim=0)
-    divisor = _divisor(count.sum(dim=0), (count > 0).sum(dim=0), denominator)
-    return ClassStatistics(
-        mean=centre.float(),
-        variance=(squares / divisor[:, None]).float(),
-        count=count.sum(dim=0),
-        labelled_count=torch.stack([s.labelled_count for s in stats]).sum(dim=0),
-    )
+    sums = [additive_sums(one) for one in stats]
+    total = {
+        name: torch.stack([one[name] for one in sums]).sum(dim=0) for name in sums[0]
+    }
+    return statistics_of_sums(total, denominator)
 
 
 def additive_sums(stats: ClassStatistics) -> dict[str, Tensor]:
@@ -170,13 +152,16 @@ def statistics_of_sums(sums: Mapping[str, Tensor], denominator: str) -> ClassSta
     """Recover the pooled statistics from sums over clients, O-pFGL Eqs. (14), (15).
 
     ``μ = S1 / S0``, ``s² = max(S2 − S1² / S0, 0) / q``; zero where no client has the
-    class. The sums are those of :func:`additive_sums`, q is that of
-    :func:`merge_statistics`.
+    class. The sums are those of :func:`additive_sums`. q is N − 1 for the ``denominator``
+    "n-1", and N minus the number of clients that have the class for "n-mc"; at least 1.
 
     Notes
     -----
-    1. Eq. (15) prints N Σ_k μ_k² where its third term is N μ².
-    2. Numbers of nodes and owners are rounded, because fixed-point sums have a rounding
+    1. Eq. (9) divides by N − m with m all clients, which can be negative. The numerator
+       is the total sum of squares; with N − 1 the result is the variance of the pooled
+       sample.
+    2. Eq. (15) prints N Σ_k μ_k² where its third term is N μ².
+    3. Numbers of nodes and owners are rounded, because fixed-point sums have a rounding
        error.
     """
     count, owners, labelled = (
@@ -186,14 +171,10 @@ def statistics_of_sums(sums: Mapping[str, Tensor], denominator: str) -> ClassSta
     n = count.double().clamp(min=1)[:, None]
     mean = (sums["sum"] / n).masked_fill(~held, 0.0)
     squares = (sums["squares"] - n * mean.square()).clamp(min=0)
-    divisor = _divisor(count, owners, denominator)
+    divisor = (count - (owners if denominator == "n-mc" else 1)).clamp(min=1)
     return ClassStatistics(
         mean=mean.float(),
         variance=(squares.masked_fill(~held, 0.0) / divisor[:, None]).float(),
         count=count,
         labelled_count=labelled,
     )
-
-
-def _divisor(count: Tensor, owners: Tensor, denominator: str) -> Tensor:
-    return (count - (owners if denominator == "n-mc" else 1)).clamp(min=1)
