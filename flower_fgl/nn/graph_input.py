@@ -447,8 +447,10 @@ class GraphInput:
         and ``coefficients`` are c_0, c_1, …; (0, 1) is one step of propagation.
         """
         if h is None and self._is_kept:
-            return F.linear(self.propagated(kind, coefficients), weight, bias)
+            return self.linear(self.propagated(kind, coefficients), weight, bias)
         z = self.linear(h, weight)
+        if bias is not None and len(coefficients) == 1:
+            bias = self.per_row(bias)  # no operator adds it to the rows
         return graph_filter(self.operator(kind), z, coefficients, bias)
 
     @property

@@ -29,21 +29,14 @@ def _glorot(tensor: Tensor) -> None:
     tensor.data.uniform_(-bound, bound)
 
 
-class _Linear(nn.Module):
-    """Weight (out, in) and bias (out,) of a linear map."""
-
-    bias: nn.Parameter | None
+class _Linear(nn.Linear):
+    """A linear map with initial weights drawn as PyG draws them."""
 
     def __init__(
         self, width: int, out: int, *, bias: bool, is_glorot: bool = False
     ) -> None:
-        super().__init__()
-        self._is_glorot = is_glorot
-        self.weight = nn.Parameter(torch.empty(out, width))
-        self.register_parameter(
-            "bias", nn.Parameter(torch.empty(out)) if bias else None
-        )
-        self.reset_parameters()
+        self._is_glorot = is_glorot  # read by the constructor, which draws
+        super().__init__(width, out, bias=bias)
 
     def reset_parameters(self) -> None:
         """Draw the weights by Glorot's or by He's rule."""

@@ -29,13 +29,7 @@ from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["DescendingInput", "Descent", "Ensemble", "Ragged", "SharedInput"]
 __all__ += ["StackedInput", "StackedWeights", "can_stack", "linear_each", "map_each"]
-__all__ += [
-    "map_rows",
-    "pad_rows",
-    "split_state",
-    "stack_graphs",
-    "stack_model",
-]
+__all__ += ["map_rows", "pad_rows", "split_state", "stack_graphs", "stack_model"]
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -63,24 +57,6 @@ class StackedWeights(GraphInput):
     def per_row(self, vector: Tensor) -> Tensor:
         """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
         return vector[:, None]
-
-    def filtered_linear(
-        self,
-        h: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        kind: OperatorKind,
-        coefficients: tuple[float, ...],
-    ) -> Tensor:
-        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`."""
-        if h is None and self._is_kept:
-            return self.linear(self.propagated(kind, coefficients), weight, bias)
-        z = self.linear(h, weight)
-        if len(coefficients) == 1:  # graph_filter would add a bias without its rows
-            z = coefficients[0] * z
-            return z if bias is None else z + bias[:, None]
-        return graph_filter(self.operator(kind), z, coefficients, bias)
 
 
 class StackedInput(StackedWeights):
