@@ -16,6 +16,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.optimizers import Adam
+
 __all__ = ["STEPS", "drops", "edge_mask", "integrated_gradients", "overlap"]
 
 STEPS = 50
@@ -67,7 +69,7 @@ def edge_mask(loss: Score, num_edges: int, generator: torch.Generator) -> Tensor
     """
     start = torch.randn(num_edges, generator=generator) * 0.1
     logits = start.requires_grad_()
-    optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
+    optimizer = Adam([logits], lr=LEARNING_RATE)
     for _ in range(EPOCHS):
         mask = logits.sigmoid()
         safe = mask.clamp(1e-7, 1 - 1e-7)

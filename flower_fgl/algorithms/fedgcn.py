@@ -25,14 +25,13 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn import GraphInput, SparseOperator, Topology
+from flower_fgl.nn.layers import ONE_STEP
 from flower_fgl.nn.sparse import Operator
 from flower_fgl.nn.stacked import BlockOperator, StackedInput
 from flower_fgl.nn.topology import OperatorKind
 
 __all__ = ["OwnedEdges", "SummedGraph", "degrees", "listed_nodes", "partial_sums"]
 __all__ += ["readable_nodes", "summed_graph"]
-
-ONE_STEP = (0.0, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

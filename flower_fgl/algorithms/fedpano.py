@@ -14,10 +14,12 @@ from flower_fgl.algorithms.own_network import SplitNet
 from flower_fgl.methods.fedpano import FedPANOSettings
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.layers import RepNorm, bound
 from flower_fgl.nn.models import build_model
 from flower_fgl.nn.sparse import SparseOperator
 from flower_fgl.nn.stacked import Descent, linear_each
+from flower_fgl.nn.topology import Topology
 
 __all__ = ["NodeGenerator", "PersonalNet", "SharedParts", "StackedPersonalNet"]
 __all__ += ["build_encoder", "descend_distance", "entropy_slope"]
@@ -218,13 +220,9 @@ def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperat
 
     The row of a node without neighbours is zero.
     """
-    place = torch.full((num_nodes,), -1, device=nodes.device)
-    place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    row = place[edge_index[1]]
-    row, column = row[row >= 0], edge_index[0][row >= 0]
-    degree = torch.bincount(row, minlength=len(nodes))
-    shape = (len(nodes), num_nodes)
-    return SparseOperator.from_entries(row, column, 1 / degree[row], shape)
+    topology = Topology(edge_index, None, num_nodes, torch.get_default_dtype())
+    whole = cast(SparseOperator, topology.operator("mean"))
+    return SparseOperator(select_rows(whole.matrix, nodes))
 
 
 class SharedParts(nn.Module):

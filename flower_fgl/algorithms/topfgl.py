@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.algorithms.fedtad import row_products
+from flower_fgl.algorithms.prototypes.graph_views import union_pairs
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
@@ -150,15 +151,14 @@ def nearest_pairs(points: Tensor, number: int) -> Tensor:
     if number < 1:
         return torch.zeros(2, 0, dtype=torch.int64, device=points.device)
     rows = torch.arange(size, device=points.device)
-    codes = []
+    links = []
     for block in torch.split(rows, max(1, BLOCK // size)):
         distance = torch.cdist(points[block], points)
         distance.scatter_(1, block[:, None], torch.inf)
         near = distance.topk(number, dim=1, largest=False).indices
         node = block[:, None].expand_as(near)
-        codes.append(torch.minimum(node, near) * size + torch.maximum(node, near))
-    found = torch.unique(torch.cat([code.flatten() for code in codes]))
-    return torch.stack([found // size, found % size])
+        links.append(torch.stack([node, near]).flatten(1))
+    return union_pairs(size, *links)
 
 
 def likely_edges(

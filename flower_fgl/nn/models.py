@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,6 @@ MODELS: Table[type[Backbone]] = Table(
     is_light=False,
 )
 """Backbones by name, the values of the setting ``model``; ours first."""
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 def build_model(

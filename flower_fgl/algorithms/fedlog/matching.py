@@ -12,6 +12,7 @@ from torch import Tensor
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.computation_graph import output_nodes, receptive_field
 from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.layers import ONE_STEP
 from flower_fgl.nn.sparse import narrow_csr
 from flower_fgl.nn.stacked import pad_rows
 
@@ -21,8 +22,6 @@ HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
 LAYERS = 2
 """Their layers that read neighbours."""
-AROUND = (0.0, 1.0)
-"""Coefficients of one step of propagation."""
 DENSE_FROM = 0.05
 """Share of non-zero features from which the random networks' wide first layer is faster
 with strided features; ``benchmarks/prompt_generators.py --compare layouts`` times both."""
@@ -263,7 +262,7 @@ class TaskStack:
     def _mapped(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Map the rows' features, and their neighbours' mean, by weights (q, d)."""
         graph = self.task.graph
-        around = graph.filtered_linear(None, weight, kind="mean", coefficients=AROUND)
+        around = graph.filtered_linear(None, weight, kind="mean", coefficients=ONE_STEP)
         return graph.linear(None, weight), around
 
     def _products(self, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -373,7 +372,7 @@ class RandomNets:
         """
         graph = task.graph
         h = graph.filtered_linear(
-            None, self.around.t(), self.bias, kind="mean", coefficients=AROUND
+            None, self.around.t(), self.bias, kind="mean", coefficients=ONE_STEP
         )
         return h + graph.linear(None, self.own.t())
 

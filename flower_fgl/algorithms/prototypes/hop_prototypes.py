@@ -1,7 +1,6 @@
 """A client's multi-hop prototypes and their losses, FedPG Eqs. (1), (2) and (6)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -11,7 +10,7 @@ from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.core.seeds import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
-from flower_fgl.nn.sparse import apply_function, index_sum, memo_bytes
+from flower_fgl.nn.sparse import index_sum, memo_bytes
 
 __all__ = ["HopAverage", "add_noise", "class_means", "node_distance"]
 __all__ += ["prototype_distance"]
@@ -104,7 +103,7 @@ class HopAverage:
 
     def _table(self, weights: Tensor) -> Tensor:
         """Return the weight of each node in each prototype, (C · (L + 1), N)."""
-        table = apply_function(_Scatter, weights, self._place, self._own)
+        table = self._own.to(weights.dtype).index_add(0, self._place, weights)
         centres = self.counts.flatten(-2)[..., None].clamp(min=1)
         return table.view(*centres.shape[:-1], self._width) / centres
 
@@ -146,20 +145,6 @@ class HopAverage:
         else:
             made = self._uniform.matmul(unit.normalised())
         return made.view(*self.counts.shape, -1)
-
-
-class _Scatter(torch.autograd.Function):
-    """Add numbers at their places; torch's own gradient takes four times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, place: Tensor, base: Tensor) -> Tensor:
-        ctx.save_for_backward(place)
-        return base.to(values.dtype, copy=True).scatter_add_(0, place, values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
-        return grad.index_select(0, place), None, None
 
 
 def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
