@@ -148,11 +148,12 @@ class FewNodes:
 
         The latter is a product of the two matrices, ``None`` if it is not needed or zero.
         """
-        if needs_x or self._similarity is None:
+        similarity = self._similarity
+        if needs_x or similarity is None:
             difference = self._across.T @ x
             block = difference.square().mul_(-0.5).exp_()
-            self._similarity = block.mean(dim=1)
-        similarity = self._similarity
+            similarity = block.mean(dim=1)
+        self._similarity = None if needs_x else similarity  # the caller changes X'
         total = weight.sum()
         if not float(total):
             return total, torch.zeros_like(weight), None
@@ -161,7 +162,6 @@ class FewNodes:
         to_weight = (similarity - value).mul_(factor)
         if not needs_x:
             return value, to_weight, None
-        self._similarity = None
         slope = weight * factor / -x.shape[1]
         return value, to_weight, (self._across * slope, block.mul_(difference))
 

@@ -261,6 +261,22 @@ def test_few_nodes_have_the_gradients_that_autograd_finds(
     assert found[0][2].any()
 
 
+def test_links_after_a_step_without_edges_see_the_features_of_now(
+    target, monkeypatch
+) -> None:
+    found = []
+    for most in (16, 0):
+        monkeypatch.setattr(pseudo_graph, "FEW_NODES", most)
+        trainer = make(target, [2, 1, 2])
+        bias = trainer.links.last.bias
+        for number, value in ((10, -50.0), (0, 0.0)):  # without edges, then with all
+            nn.init.constant_(bias, value)
+            losses = trainer.step(number)
+        found.append([*losses, *(p.grad for p in trainer.links.parameters())])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_equal_nodes_of_a_class_leave_the_alignment_gradient_finite(target):
     x = torch.ones(4, 2 * D, requires_grad=True)
     labels = torch.tensor([0, 0, 1, 2])
