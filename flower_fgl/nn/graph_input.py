@@ -429,8 +429,11 @@ class GraphInput:
         return self._dense
 
     def per_row(self, vector: Tensor) -> Tensor:
-        """Return a vector (p,) in a shape that adds to representations (N, p)."""
-        return vector
+        """Return a vector (p,) in a shape that adds to representations (N, p).
+
+        Those (K, p) of stacked weights are added to representations (K, n, p).
+        """
+        return vector.unsqueeze(-2)
 
     def filtered_linear(
         self,

@@ -28,7 +28,7 @@ from flower_fgl.nn.sparse import Operator, SparseOperator, apply_function, csr_m
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
 __all__ = ["DescendingInput", "Descent", "Ensemble", "Ragged", "SharedInput"]
-__all__ += ["StackedInput", "StackedWeights", "can_stack", "linear_each", "map_each"]
+__all__ += ["StackedInput", "can_stack", "linear_each", "map_each"]
 __all__ += ["map_rows", "pad_rows", "split_state", "stack_graphs", "stack_model"]
 
 
@@ -48,18 +48,7 @@ class BlockOperator:
         return out if bias is None else out + bias[:, None]
 
 
-class StackedWeights(GraphInput):
-    """Input of a backbone with stacked weights: representations have shape (K, n, p).
-
-    A subclass says how features are mapped and how operators propagate.
-    """
-
-    def per_row(self, vector: Tensor) -> Tensor:
-        """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
-        return vector[:, None]
-
-
-class StackedInput(StackedWeights):
+class StackedInput(GraphInput):
     """The graphs of K clients as input of a backbone with stacked weights.
 
     They have the same feature width, layout and dtype, and are single graphs without edge
@@ -455,7 +444,7 @@ class _EachOperator(BlockOperator):
         return out if bias is None else out + bias[:, None]
 
 
-class SharedInput(StackedWeights):
+class SharedInput(GraphInput):
     """A graph, whose caches it shares, as input of a backbone with K models' weights."""
 
     def __init__(self, graph: GraphInput) -> None:

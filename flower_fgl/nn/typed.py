@@ -171,7 +171,7 @@ class TypedNet(Backbone):
         """Map the sum of root and messages (N, p)."""
         return total
 
-    def represent(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the last layer's output: (N, hidden_channels)."""
         encoder: Any = self.encoder
         relations = graph.relations
@@ -200,10 +200,6 @@ class TypedNet(Backbone):
                     total = total + self.messages(layer, h, pairs, own)
             h = self.finish(layer, total)
         return h
-
-    def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return :meth:`represent`."""
-        return self.represent(graph)
 
 
 class RGCN(TypedNet):
@@ -299,9 +295,9 @@ class MeanRGCN(RGCN):
             return super().messages(layer - 1, h, pairs, own)
         return sum_at_targets(relation_means(h, pairs), pairs.target, h)
 
-    def represent(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the last layer's output after ReLU: (N, hidden_channels)."""
-        return super().represent(graph).relu()
+        return super().embed_nodes(graph).relu()
 
 
 class TypedGraphSAGE(TypedNet):

@@ -52,9 +52,8 @@ class PromptTask:
         x = self.graph.x
         if x.layout == torch.strided or x.values().numel() < DENSE_FROM * x.numel():
             return self
-        graph = self.graph
-        graph = GraphInput(graph.dense_features(), graph.edge_index, graph.edge_weight)
-        return replace(self, graph=graph)
+        dense = self.graph.dense_features()
+        return replace(self, graph=GraphInput(dense, self.graph.edge_index))
 
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs and targets of the generator.
@@ -115,25 +114,19 @@ class PromptTask:
 
 
 def join_graphs(graphs: Sequence[GraphInput]) -> GraphInput:
-    """Return graphs side by side as one, nodes in order."""
+    """Return graphs without edge weights side by side as one, nodes in order."""
     xs = [graph.x for graph in graphs]
     sizes = [len(x) for x in xs]
     shifts = torch.tensor([0, *sizes[:-1]]).cumsum(0).tolist()
     edges = [g.edge_index + shift for g, shift in zip(graphs, shifts, strict=True)]
-    weights = [graph.edge_weight for graph in graphs]
-    known = [
-        torch.ones(graph.edge_index.shape[1], device=graph.device) if w is None else w
-        for graph, w in zip(graphs, weights, strict=True)
-    ]
-    weight = None if all(w is None for w in weights) else torch.cat(known)
     if xs[0].layout == torch.strided:
-        return GraphInput(torch.cat(xs), torch.cat(edges, dim=1), weight)
+        return GraphInput(torch.cat(xs), torch.cat(edges, dim=1))
     counts = torch.cat([x.crow_indices().diff() for x in xs])
     start = F.pad(counts.cumsum(0, dtype=counts.dtype), (1, 0))
     column = torch.cat([x.col_indices() for x in xs])
     value = torch.cat([x.values() for x in xs])
     x = narrow_csr(start, column, value, (sum(sizes), xs[0].shape[1]))
-    return GraphInput(x, torch.cat(edges, dim=1), weight)
+    return GraphInput(x, torch.cat(edges, dim=1))
 
 
 class Padded:

@@ -217,15 +217,11 @@ def pick(
     else:
         client = drawn.cpu() * len(generator) // size
         counts = torch.bincount(client, minlength=len(generator)).tolist()
-        numbers = torch.cat(
-            [
-                torch.randint(1 << 31, (limit, count), generator=one)
-                for count, one in zip(counts, generator, strict=True)
-                if count
-            ]
-            or [torch.empty(limit, 0, dtype=torch.int64)],
-            dim=1,
-        )
+        parts = [
+            torch.randint(1 << 31, (limit, count), generator=one)
+            for count, one in zip(counts, generator, strict=True)
+        ]
+        numbers = torch.cat(parts, dim=1)
     _draw(neighbour, start[drawn], degree[drawn], numbers)
     count = degree.clamp(max=limit)
     begin = count.cumsum(0) - count
