@@ -44,15 +44,11 @@ def integrated_gradients(score: Score, x: Tensor) -> Tensor:
     """
     total = torch.zeros_like(x)
     for step in range(STEPS):
-        total += _gradient(score, x * ((step + 0.5) / STEPS))
+        at = (x.detach() * ((step + 0.5) / STEPS)).requires_grad_()
+        # zeros if the score does not depend on x
+        (found,) = torch.autograd.grad(score(at), at, materialize_grads=True)
+        total += found
     return x * total / STEPS
-
-
-def _gradient(score: Score, at: Tensor) -> Tensor:
-    """Return the gradient of a score, zeros if it does not depend on ``at``."""
-    at = at.detach().requires_grad_()
-    (found,) = torch.autograd.grad(score(at), at, allow_unused=True)
-    return torch.zeros_like(at) if found is None else found.detach()
 
 
 def edge_mask(loss: Score, num_edges: int, generator: torch.Generator) -> Tensor:

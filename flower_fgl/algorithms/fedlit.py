@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.own_network import NetworkSizes
 from flower_fgl.methods.fedlit import FedLITSettings
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn import layers as conv
 from flower_fgl.nn.layers import GCNConv
 
 __all__ = ["CENTROIDS", "CHANNEL", "FedLITNet", "assign_types", "average_types"]
@@ -170,7 +169,7 @@ class FedLITNet(Backbone):
             part = graph.with_edges(torch.cat([own, own.flip(0)], dim=1))
             z = channel.map(h)
             for layer in channel.convs:
-                z = self._relu_dropout(conv.gcn(layer, part, z))
+                z = self._relu_dropout(layer(part, z))
             is_end = torch.zeros(len(h), 1, dtype=h.dtype, device=h.device)
             total = total + z * is_end.index_fill_(0, own.flatten(), 1.0)
         return total

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flower_fgl.nn import GraphInput, GraphSAGE, Topology
 from flower_fgl.nn.graph_union import select_rows
-from flower_fgl.nn.layers import SAGEConv, sage
+from flower_fgl.nn.layers import SAGEConv
 from flower_fgl.nn.sparse import csr_matrix, index_sum
 
 __all__ = ["FeatureGenerator", "HiddenNodes", "MendedGraph", "NeighbourGenerator"]
@@ -211,8 +211,8 @@ class NeighbourGenerator(nn.Module):
         """Return z, of shape (N, p)."""
         encoder: Any = self.encoder
         first, second = encoder
-        hidden = sage(first, graph).relu()
-        return sage(second, graph, hidden).relu()
+        out: Tensor = second(graph, first(graph).relu()).relu()
+        return out
 
     def count(self, z: Tensor) -> Tensor:
         """Return ñ, of shape (N,): missing neighbours per node, at least 0."""

@@ -124,8 +124,8 @@ class FedStarNet(Backbone):
         s = structure["input"](structure_encoding(graph, self.walks, self.degrees))
         layers = zip(encoder["layers"], structure["layers"], strict=True)
         for gin, gcn in layers:
-            x = self._relu_dropout(conv.gin(gin, graph, torch.cat([x, s], dim=1)))
-            s = conv.gcn(gcn, graph, s).tanh()
+            x = self._relu_dropout(gin(graph, torch.cat([x, s], dim=1)))
+            s = gcn(graph, s).tanh()
         joined: Tensor = encoder["joint"](torch.cat([x, s], dim=1))
         return joined
 

@@ -105,9 +105,9 @@ class TopologyLearner(nn.Module):
         Z (..., N, C), ``logits``, is a constant. ``uniform`` draws for dropout. Weights of
         several clients are stacked, see :mod:`flower_fgl.nn.stacked`.
         """
-        h = conv.gcn(self.first, structure)
+        h = self.first(structure)
         h = conv.dropout(h, self.dropout, self.training, uniform)
-        h = conv.gcn(self.second, structure, h)
+        h = self.second(structure, h)
         u = conv.relu_dropout(h, self.dropout, self.training, uniform)
         z = torch.cat([logits.detach(), u], dim=-1)
         return structure.linear(z, self.classifier.weight, self.classifier.bias)

@@ -1,10 +1,10 @@
 """Layers of PyG 2.8: their parameters, and forward passes on a :class:`GraphInput`.
 
 The classes have the names, shapes and initialisation of PyG's parameters. PyG is not
-imported, since that takes longer than importing torch. The functions compute PyG's formulas
-in another order, for PyG's own layers as well. PyG's forward gathers and scatters one row
-per edge, normalises the adjacency in each call, and cannot take sparse features: this takes
-half of a training step on a small graph.
+imported, since that takes longer than importing torch. The forward passes compute PyG's
+formulas in another order, and take representations (N, p), by default the graph's features.
+PyG's forward gathers and scatters one row per edge, normalises the adjacency in each call,
+and cannot take sparse features: this takes half of a training step on a small graph.
 """
 
 import math
@@ -19,8 +19,7 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import index_sum
 
 __all__ = ["GATConv", "GCN2Conv", "GCNConv", "GINConv", "RepNorm", "SAGEConv", "SGConv"]
-__all__ += ["bound", "dropout", "gat", "gcn", "gcn2", "gin", "mlp", "relu_dropout"]
-__all__ += ["sage"]
+__all__ += ["bound", "dropout", "mlp", "relu_dropout"]
 
 
 def _glorot(tensor: Tensor) -> None:
@@ -81,6 +80,15 @@ class GCNConv(_Layer):
         self.register_parameter("bias", own)
         self.reset_parameters()
 
+    def forward(self, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+        """Compute ``S H Wᵀ + b``, Kipf & Welling, ICLR 2017, Eq. (2) without activation.
+
+        ``h`` (N, p) is by default the graph's features; the result is (N, q).
+        """
+        return graph.filtered_linear(
+            h, self.lin.weight, self.bias, kind="normalised", coefficients=ONE_STEP
+        )
+
 
 class SAGEConv(_Layer):
     """``lin_l`` of the neighbours, and ``lin_r`` of PyG's ``SAGEConv`` with the mean."""
@@ -101,6 +109,27 @@ class SAGEConv(_Layer):
             self.lin_r = _Linear(in_channels, out_channels, bias=False)
         self.reset_parameters()
 
+    def forward(self, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+        """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
+
+        The mean is weighted by edge weights; the second term needs a root weight.
+        """
+        if graph.shape and self.root_weight:
+            total = self.lin_r.weight + self.lin_l.weight
+            if graph.shape == "loops":
+                return graph.linear(h, total, self.lin_l.bias)
+            # outputs of nodes a, b: their sum depends on a + b, their difference on a - b
+            a, b = (graph.x if h is None else h).chunk(2, dim=-2)
+            both = graph.linear((a + b) / 2, total, self.lin_l.bias)
+            gap = graph.linear((a - b) / 2, self.lin_r.weight - self.lin_l.weight)
+            return torch.cat([both + gap, both - gap], dim=-2)
+        neighbours = graph.filtered_linear(
+            h, self.lin_l.weight, self.lin_l.bias, kind="mean", coefficients=ONE_STEP
+        )
+        if not self.root_weight:
+            return neighbours
+        return neighbours + graph.linear(h, self.lin_r.weight)
+
 
 class GATConv(_Layer):
     """``lin.weight``, ``att_src``, ``att_dst`` and ``bias`` of PyG's ``GATConv``."""
@@ -119,11 +148,34 @@ class GATConv(_Layer):
         self.bias = nn.Parameter(torch.empty(heads * out_channels))
         self.reset_parameters()
 
+    def forward(self, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+        """Attend to the neighbours, Veličković et al., ICLR 2018, Eq. (3), (4), (5).
+
+        Heads are concatenated to (N, heads · q), and attention has no dropout. A weight
+        multiplies the unnormalised attention of its edge: weight 0 removes the edge, weight
+        1 gives the published formula.
+        """
+        z = graph.linear(h, self.lin.weight)
+        z = z.view(-1, self.heads, self.out_channels)
+        source, target, weight = graph.topology.attention_edges()
+        score = (z * self.att_src).sum(-1).index_select(0, source)
+        score = score + (z * self.att_dst).sum(-1).index_select(0, target)
+        score = F.leaky_relu(score, self.negative_slope)  # (E', heads)
+        with torch.no_grad():  # subtracting the maximum cancels and avoids overflow
+            top = score.new_zeros(len(z), self.heads).scatter_reduce(
+                0, target[:, None].expand_as(score), score, "amax", include_self=False
+            )
+        attention = (score - top.index_select(0, target)).exp()
+        if weight is not None:
+            attention = attention * weight[:, None]
+        total = index_sum(attention, target, len(z))  # (N, heads)
+        messages = (attention[..., None] * z.index_select(0, source)).flatten(1)
+        out = index_sum(messages, target, len(z)).view_as(z) / total[..., None]
+        return out.flatten(1) + self.bias
+
 
 class GINConv(nn.Module):
     """The network ``nn`` of PyG's ``GINConv``; ε is 0 and no part of the state."""
-
-    initial_eps = 0.0
 
     def __init__(self, network: nn.Sequential) -> None:
         super().__init__()
@@ -136,6 +188,23 @@ class GINConv(nn.Module):
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
 
+    def forward(self, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+        """Compute ``MLP(H + A H)``, Xu et al., ICLR 2019, Eq. (4.1) with ε = 0.
+
+        The MLP starts with a linear layer.
+        """
+        layers: Any = self.nn
+        first, *rest = layers
+        out = graph.filtered_linear(
+            h, first.weight, first.bias, kind="sum", coefficients=(1.0, 1.0)
+        )
+        for layer in rest:
+            if isinstance(layer, nn.Linear):  # its weights may be stacked
+                out = graph.linear(out, layer.weight, layer.bias)
+            else:
+                out = layer(out)
+        return out
+
 
 class GCN2Conv(_Layer):
     """``weight1`` (p, p) of PyG's ``GCN2Conv``; β = log(theta / layer + 1)."""
@@ -147,6 +216,17 @@ class GCN2Conv(_Layer):
         self.alpha, self.beta = alpha, math.log(theta / layer + 1)
         self.weight1 = nn.Parameter(torch.empty(channels, channels))
         self.reset_parameters()
+
+    def forward(self, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
+        """Compute one GCNII layer, Chen et al., ICML 2020, Eq. (5) without activation.
+
+        ``start`` (N, p) are the representations before the first layer (initial residual).
+        """
+        mixed = (1 - self.alpha) * graph.operator("normalised").matmul(h)
+        mixed = mixed + self.alpha * start
+        return torch.addmm(
+            mixed, mixed, self.weight1, beta=1 - self.beta, alpha=self.beta
+        )
 
 
 class SGConv(_Layer):
@@ -195,95 +275,6 @@ def relu_dropout(
 def _scaled(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
     """Turn a mask of kept entries into factors 0 and 1 / (1 − rate)."""
     return kept.to(dtype).mul_(1 / (1 - rate))
-
-
-def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
-    """Compute ``S H Wᵀ + b``, Kipf & Welling, ICLR 2017, Eq. (2) without activation.
-
-    ``h`` (N, p) is by default the graph's features; the result is (N, q).
-    """
-    return graph.filtered_linear(
-        h, conv.lin.weight, conv.bias, kind="normalised", coefficients=ONE_STEP
-    )
-
-
-def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
-    """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
-
-    The mean is weighted by edge weights; the second term needs a root weight.
-    """
-    if graph.shape and conv.root_weight:
-        total = conv.lin_r.weight + conv.lin_l.weight
-        if graph.shape == "loops":
-            return graph.linear(h, total, conv.lin_l.bias)
-        # outputs of nodes a and b: their sum depends on a + b, their difference on a - b
-        a, b = (graph.x if h is None else h).chunk(2, dim=-2)
-        both = graph.linear((a + b) / 2, total, conv.lin_l.bias)
-        gap = graph.linear((a - b) / 2, conv.lin_r.weight - conv.lin_l.weight)
-        return torch.cat([both + gap, both - gap], dim=-2)
-    neighbours = graph.filtered_linear(
-        h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
-    )
-    if not conv.root_weight:
-        return neighbours
-    return neighbours + graph.linear(h, conv.lin_r.weight)
-
-
-def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
-    """Compute ``MLP((1 + ε) H + A H)``, Xu et al., ICLR 2019, Eq. (4.1).
-
-    ``conv.nn`` is a Sequential that starts with a linear layer, and ε is constant.
-    """
-    layers: Any = conv.nn
-    first, *rest = layers
-    out = graph.filtered_linear(
-        h,
-        first.weight,
-        first.bias,
-        kind="sum",
-        coefficients=(1.0 + conv.initial_eps, 1.0),
-    )
-    for layer in rest:
-        is_linear = isinstance(layer, nn.Linear)
-        out = graph.linear(out, layer.weight, layer.bias) if is_linear else layer(out)
-    return out
-
-
-def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
-    """Attend to the neighbours, Veličković et al., ICLR 2018, Eq. (3), (4), (5).
-
-    Heads are concatenated to (N, heads · q), and attention has no dropout. A weight
-    multiplies the unnormalised attention of its edge: weight 0 removes the edge, weight
-    1 gives the published formula.
-    """
-    z = graph.linear(h, conv.lin.weight)
-    z = z.view(-1, conv.heads, conv.out_channels)
-    source, target, weight = graph.topology.attention_edges()
-    score = (z * conv.att_src).sum(-1).index_select(0, source)
-    score = score + (z * conv.att_dst).sum(-1).index_select(0, target)
-    score = F.leaky_relu(score, conv.negative_slope)  # (E', heads)
-    with torch.no_grad():  # subtracting the maximum cancels and avoids overflow
-        top = score.new_zeros(len(z), conv.heads).scatter_reduce(
-            0, target[:, None].expand_as(score), score, "amax", include_self=False
-        )
-    attention = (score - top.index_select(0, target)).exp()
-    if weight is not None:
-        attention = attention * weight[:, None]
-    total = index_sum(attention, target, len(z))  # (N, heads)
-    messages = (attention[..., None] * z.index_select(0, source)).flatten(1)
-    out = index_sum(messages, target, len(z)).view_as(z) / total[..., None]
-    bias: Tensor = conv.bias
-    return out.flatten(1) + bias
-
-
-def gcn2(conv: GCN2Conv, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
-    """Compute one GCNII layer, Chen et al., ICML 2020, Eq. (5) without activation.
-
-    ``start`` (N, p) are the representations before the first layer (initial residual).
-    """
-    mixed = (1 - conv.alpha) * graph.operator("normalised").matmul(h)
-    mixed = mixed + conv.alpha * start
-    return torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta)
 
 
 RepNorm = Literal["l2", "tanh", "none"]

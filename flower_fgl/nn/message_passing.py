@@ -45,7 +45,8 @@ class LayeredNet(Backbone):
 
         ``h`` are node representations (N, width), or ``None`` for the graph's features.
         """
-        raise NotImplementedError
+        out: Tensor = layer(graph, h)
+        return out
 
     def represent(self, graph: GraphInput) -> Tensor:
         """Return the last encoder layer's linear output: (N, hidden_channels)."""
@@ -94,19 +95,15 @@ class DirectedNet(LayeredNet):
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
         """Propagate along the edges, or with ``both`` along undirected ones."""
         if self.edge_direction == "both":
-            return self.run_conv(layer, graph, h)
+            return super().run_layer(layer, graph, h)
         ahead, back = graph.directed(self.edge_direction)
         if back is None:
-            return self.run_conv(layer, ahead, h)
-        out = self.run_conv(layer["ahead"], ahead, h)
-        return out + self.run_conv(layer["back"], back, h)
+            return super().run_layer(layer, ahead, h)
+        out: Tensor = layer["ahead"](ahead, h) + layer["back"](back, h)
+        return out
 
     def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
         """Construct a layer, without bias if it ``is_back``."""
-        raise NotImplementedError
-
-    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Run a layer of :meth:`make_conv`."""
         raise NotImplementedError
 
 
@@ -126,10 +123,6 @@ class GCN(DirectedNet):
         """Construct a layer with the parameters of PyG's ``GCNConv``."""
         return GCNConv(width, out, bias=not is_back)
 
-    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Propagate by the normalised adjacency."""
-        return layers.gcn(layer, graph, h)
-
 
 class GraphSAGE(DirectedNet):
     """GraphSAGE with the mean of all neighbours, Hamilton et al., NeurIPS 2017.
@@ -145,10 +138,6 @@ class GraphSAGE(DirectedNet):
     def make_conv(self, width: int, out: int, *, is_back: bool = False) -> Any:
         """Construct a layer with the parameters of PyG's ``SAGEConv``."""
         return SAGEConv(width, out, bias=not is_back, root_weight=not is_back)
-
-    def run_conv(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Propagate by the mean of the neighbours."""
-        return layers.sage(layer, graph, h)
 
 
 class GAT(LayeredNet):
@@ -170,10 +159,6 @@ class GAT(LayeredNet):
         heads = 1 if is_last else gcd(4, out)
         return GATConv(width, out // heads, heads=heads)
 
-    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Propagate by attention."""
-        return layers.gat(layer, graph, h)
-
 
 class GIN(LayeredNet):
     """Graph isomorphism network, Xu et al., ICLR 2019.
@@ -194,10 +179,6 @@ class GIN(LayeredNet):
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a layer with the parameters of PyG's ``GINConv``."""
         return GINConv(layers.mlp(width, self.hidden_channels, out))
-
-    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Propagate by the sum of the neighbours."""
-        return layers.gin(layer, graph, h)
 
 
 class MLP(LayeredNet):
@@ -251,7 +232,7 @@ class GCNII(Backbone):
         start = graph.linear(None, first.weight, first.bias).relu()
         h = self._dropout(start)
         for layer in encoder["convs"]:
-            h = self._relu_dropout(layers.gcn2(layer, graph, h, start))
+            h = self._relu_dropout(layer(graph, h, start))
         return h
 
 

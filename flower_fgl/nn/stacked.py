@@ -12,7 +12,7 @@ propagation are shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -384,7 +384,6 @@ def stack_model(
     template: Module,
     states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
     num_clients: int,
-    uniform: Callable[[Tensor], Tensor],
     *,
     is_spare: bool = False,
 ) -> Module:
@@ -392,11 +391,9 @@ def stack_model(
 
     ``template`` is a client's network, see :func:`can_stack`, or a part of one; it is
     changed itself if it ``is_spare``. ``states`` are one for all clients, or one for each;
-    they are copied, to the memory layout of the template's. ``uniform`` is the source of
-    the numbers of dropout (K, n, p).
+    they are copied, to the memory layout of the template's.
     """
     model = template if is_spare else copy_network(template)
-    model.uniform = uniform  # type: ignore[assignment]
     for name, parameter in list(template.named_parameters()):
         shape = (num_clients, *parameter.shape)
         # Column-major weights of sparse features stay so: (K, in, out) in memory.
@@ -493,7 +490,7 @@ class Ensemble:
         self._parts: list[Backbone] = []
         if can_stack(template):
             count = len(states)
-            made = [stack_model(template, states, count, torch.rand_like)]
+            made = [stack_model(template, states, count)]
             self._stack = made[0]
         else:
             made = [copy_network(template) for _ in states]

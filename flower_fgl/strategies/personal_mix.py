@@ -320,7 +320,7 @@ class TopFGL(PersonalMix):
         structure = probe.with_features(topfgl.structural_encoding(probe))
         states = [payload.tensors for payload in uploads]
         if can_stack(self.network):
-            network = stack_model(self.network, states, len(states), torch.rand_like)
+            network = stack_model(self.network, states, len(states))
             network.eval()
             logits = network(SharedInput(probe))
             outputs = network.get_submodule("learner")(SharedInput(structure), logits)

@@ -147,10 +147,7 @@ def test_a_step_on_the_distance_is_that_of_autograd_for_each_client(
     clients, n, m, width = 3, 4, 2, 5
     phis = [NodeGenerator(width) for _ in range(clients)]
     stack = stack_model(
-        NodeGenerator(width),
-        [phi.state_dict() for phi in phis],
-        clients,
-        torch.rand_like,
+        NodeGenerator(width), [phi.state_dict() for phi in phis], clients
     )
     nodes, around = torch.randn(2, clients, n, width, generator=generator)
     noise = torch.randn(clients, n, m, 2 * width, generator=generator)

@@ -74,7 +74,7 @@ def test_gradients_of_a_stack_are_those_of_autograd(
     if is_turned:
         lay_out_for_sparse(template, D)
     states = [network().state_dict() for _ in graphs]
-    model = stack_model(template, states, 2, torch.rand_like)
+    model = stack_model(template, states, 2)
     rows = torch.rand(2, 5, C, generator=generator)
     rows[1, 3:] = 0.0
     compare(model, StackedInput(graphs), rows, torch.tensor([0.3, 0.1]))

@@ -139,12 +139,12 @@ def test_attention_weight_zero_removes_an_edge_and_one_keeps_it(
     layer = GATConv(9, 4, heads=2)
     edges = full.edge_index
     ones = GraphInput(full.x, edges, torch.ones(edges.shape[1]))
-    torch.testing.assert_close(layers.gat(layer, ones), layers.gat(layer, full))
+    torch.testing.assert_close(layer(ones), layer(full))
     weight = (torch.arange(edges.shape[1]) % 3 > 0).float()
     thinned = GraphInput(full.x, edges[:, weight > 0])
     weighted = GraphInput(full.x, edges, weight.requires_grad_())
-    out = layers.gat(layer, weighted)
-    torch.testing.assert_close(out, layers.gat(layer, thinned))
+    out = layer(weighted)
+    torch.testing.assert_close(out, layer(thinned))
     out.square().sum().backward()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
@@ -156,7 +156,7 @@ def test_attention_survives_large_scores(make_graph: MakeGraph) -> None:
     layer = GATConv(9, 4, heads=2)
     with torch.no_grad():
         layer.att_src.mul_(1e4)
-    assert layers.gat(layer, graph).isfinite().all()
+    assert layer(graph).isfinite().all()
 
 
 def test_recursive_attention_equals_a_loop_over_nodes() -> None:

@@ -83,9 +83,8 @@ def test_a_stack_equals_its_clients_one_by_one(
     if is_sparse:
         for model in models:
             lay_out_for_sparse(model, 9)
-    stacked = stack_model(
-        models[0], [m.state_dict() for m in models], len(models), PerClient()
-    )
+    stacked = stack_model(models[0], [m.state_dict() for m in models], len(models))
+    stacked.uniform = PerClient()
     whole = StackedInput(parts)
     labels = [torch.arange(size) % 3 for size in SIZES]
     target = pad_rows(labels, max(SIZES))
@@ -118,7 +117,7 @@ def test_a_failing_client_leaves_the_others_alone(make_graph: MakeGraph) -> None
     model = build("gcn")
     states = [dict(model.state_dict()) for _ in parts]
     states[1] = {name: torch.full_like(t, torch.nan) for name, t in states[1].items()}
-    stacked = stack_model(model, states, len(parts), PerClient()).eval()
+    stacked = stack_model(model, states, len(parts)).eval()
     logits = stacked(StackedInput(parts))
     assert logits[1].isnan().all()
     assert logits[[0, 2, 3]].isfinite().all()
@@ -156,11 +155,11 @@ def test_ragged_rows_are_padded_with_the_first_of_their_client() -> None:
 
 def test_states_are_split_and_stacked_again() -> None:
     states = [build("gin", seed=k).state_dict() for k in range(3)]
-    model = stack_model(build("gin"), states, 3, torch.rand_like)
+    model = stack_model(build("gin"), states, 3)
     for state, found in zip(states, split_state(model.state_dict(), 3), strict=True):
         assert state.keys() == found.keys()
         assert all(torch.equal(state[name], found[name]) for name in state)
-    shared = stack_model(build("gin"), states[1], 2, torch.rand_like)
+    shared = stack_model(build("gin"), states[1], 2)
     for found in split_state(shared.state_dict(), 2):
         assert all(torch.equal(states[1][name], found[name]) for name in found)
     assert split_state({}, 2) == [{}, {}]
@@ -276,8 +275,7 @@ def test_a_backward_pass_that_descends_takes_the_step_of_sgd(
     template = build(name, dropout=0.0, has_linear_head=True)
     assert template.reach
     models = [
-        stack_model(template, template.state_dict(), len(SIZES), torch.rand_like)
-        for _ in range(2)
+        stack_model(template, template.state_dict(), len(SIZES)) for _ in range(2)
     ]
     used = torch.tensor([[3, 11], [4, 0], [1, 8], [0, 5]])  # of sizes 12, 5, 9, 1
     slope = torch.randn(4, 2, 8, generator=torch.Generator().manual_seed(1))

@@ -41,15 +41,10 @@ def propagated_features(adjacency: SparseOperator, x: Tensor, depth: int) -> Ten
     the symmetric normalisation with self-loops, ``x`` (N, d) strided or sparse CSR, and
     ``depth`` h.
     """
-    x = x.to_dense()
-    num_nodes, width = x.shape
-    out = x.new_empty((num_nodes, (depth + 1) * width))
-    hop = x
-    out[:, :width] = hop
-    for h in range(1, depth + 1):
-        hop = adjacency.matmul(hop)
-        out[:, h * width : (h + 1) * width] = hop
-    return out
+    hops = [x.to_dense()]
+    for _ in range(depth):
+        hops.append(adjacency.matmul(hops[-1]))
+    return torch.cat(hops, dim=1)
 
 
 def class_statistics(

@@ -85,7 +85,11 @@ def similar_pairs(
             out.append((block[row], order[row, place]))
             if mode == "ring":
                 start = end
-    return [Pairs(centres, centres), *(_joined(parts, centres) for parts in found)]
+    made = [Pairs(centres, centres)]
+    for parts in found:  # at least one, of no rows without centres
+        centre, neighbour = zip(*parts, strict=True)
+        made.append(Pairs(torch.cat(centre), torch.cat(neighbour)))
+    return made
 
 
 def _quantiles(unit: Tensor, shares: list[float]) -> list[float]:
@@ -99,10 +103,3 @@ def _quantiles(unit: Tensor, shares: list[float]) -> list[float]:
     others[torch.arange(len(rows), device=unit.device), rows] = False
     found: list[float] = similarity[others].quantile(unit.new_tensor(shares)).tolist()
     return found
-
-
-def _joined(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Pairs:
-    """Concatenate the blocks of a hop; without centres there are no blocks."""
-    nothing = like.new_empty(0)
-    centre, neighbour = zip(*[(nothing, nothing), *parts], strict=True)
-    return Pairs(torch.cat(centre), torch.cat(neighbour))

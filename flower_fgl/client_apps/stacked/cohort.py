@@ -199,7 +199,7 @@ class Cohort(Group):
         """Give a network the weights of all clients, see :meth:`Group.load`."""
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
-        return stack_model(network, states, len(self), torch.rand_like, is_spare=True)
+        return stack_model(network, states, len(self), is_spare=True)
 
     def split(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """Return the part of each client."""

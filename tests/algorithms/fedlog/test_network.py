@@ -103,9 +103,7 @@ def test_stacked_clients_predict_only_the_wanted_nodes_and_as_one_by_one() -> No
     other = {name: 2 * value for name, value in own.state_dict().items()}
     alone = [own(whole), make_network().eval()]
     alone[1].load_state_dict(other)
-    stack = stack_model(
-        make_network(), [own.state_dict(), other], 2, torch.rand_like
-    ).eval()
+    stack = stack_model(make_network(), [own.state_dict(), other], 2).eval()
     wanted = torch.zeros(2, whole.num_nodes, dtype=torch.bool)
     wanted[0, [1, 5, 9]], wanted[1, 2] = True, True
     found = stack.predict(StackedInput([whole, part]), wanted)
@@ -125,7 +123,7 @@ def test_graphs_of_a_known_shape_equal_the_same_graphs_one_by_one(shape: str) ->
     def make(nodes: Tensor, prompts: Tensor) -> GraphInput:
         return self_loops(nodes) if shape == "loops" else prompt_pairs(nodes, prompts)
 
-    stack = stack_model(make_network(), [own.state_dict(), other], 2, torch.rand_like)
+    stack = stack_model(make_network(), [own.state_dict(), other], 2)
     graph = make(*nodes)
     assert graph.shape == shape
     found = stack.embed(graph)
