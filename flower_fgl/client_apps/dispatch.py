@@ -15,7 +15,7 @@ from flower_fgl.client_apps.runtime.data import client_label, node_place
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError, PayloadError, RunError
-from flower_fgl.core.flower_internals import message_like
+from flower_fgl.core.flower_internals import ErrorCode, message_like
 from flower_fgl.core.node_settings import floors_in_force
 from flower_fgl.core.options import Scalar, listed
 from flower_fgl.methods import METHODS
@@ -34,8 +34,6 @@ FLOWER = logging.getLogger("flwr")
 __all__ = ["Dispatcher", "error_reply", "freeze_graphs"]
 
 TAKES_NO_PART = "This node takes no part in the run"
-CLIENT_RAISED = 2
-"""Flower's error code for a client that raised an exception."""
 MANY, PATIENT = 200, 10_000
 """Clients from which the search for cyclic garbage waits for so many new objects: one
 exchange creates thousands, and nearly all of them are freed without a search."""
@@ -183,15 +181,9 @@ class Dispatcher:
             return {}
         answers: dict[int, Message | Exception] = {}
         fitting = []
-        passed: set[tuple[float, ...]] = set()
         for place, (message, context) in enumerate(items):
             try:
-                # most messages hold the same records, which are counted once
-                most = self._largest_message(config, context)
-                records = (most, *map(id, message.content.values()))
-                if records not in passed:
-                    check_size(message.content, most)
-                    passed.add(records)
+                check_size(message.content, self._largest_message(config, context))
                 fitting.append(place)
             except FglError as error:
                 answers[place] = error
@@ -289,4 +281,5 @@ def _log_floors(node: Mapping[str, Scalar]) -> None:
 def error_reply(message: Message, error: Exception) -> Message:
     """Return the reply of a client that raised an exception."""
     text = str(error) if isinstance(error, FglError) else repr(error)
-    return Message(Error(CLIENT_RAISED, text), reply_to=message)
+    reason = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
+    return Message(reason, reply_to=message)

@@ -56,7 +56,6 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.sparse import memo_bytes
 from flower_fgl.protocols.base import DESCRIBE, INFO, round_settings, write_metrics
-from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
@@ -187,7 +186,14 @@ class Session:
         config = self._last[2]
         pair = (id(config), tuple(sorted(context.node_config.items())))
         if pair not in self.accepted:
-            refuse_weaker_run(config, context)
+            broken = broken_floors(
+                self.node(context),
+                config.flat(),
+                uploads=METHODS[config.method].uploads,
+                predicts_numbers=config.predicts_numbers,
+                known_methods=METHODS,
+            )
+            _refuse(broken, context)
             self.accepted.add(pair)
         return config
 
@@ -339,9 +345,7 @@ class Session:
         """
         node, content = context.node_config, message.content
         kind = message.metadata.message_type
-        # most clients hold a partition: they have neither
-        agreement = read_agreement(message) if AGREEMENT in content else None
-        stamps = file_stamps(node) if "graph" in node else ()
+        agreement, stamps = read_agreement(message), file_stamps(node)
         if "graph" in node and agreement is None and kind != DESCRIBES:
             raise PayloadError("the message lacks the agreement with the data owners")
         config = self.config(context)
@@ -380,18 +384,6 @@ class Opened:
     store: StateStore
     server_round: int
     download: Any = None
-
-
-def refuse_weaker_run(config: RunConfig, context: Context) -> None:
-    """Raise an error if a node config is wrong, or a run is weaker than its floors."""
-    broken = broken_floors(
-        parse_node_config(context.node_config),
-        config.flat(),
-        uploads=METHODS[config.method].uploads,
-        predicts_numbers=config.predicts_numbers,
-        known_methods=METHODS,
-    )
-    _refuse(broken, context)
 
 
 def _refuse(broken: list[str], context: Context) -> None:
