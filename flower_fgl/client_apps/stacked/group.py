@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -32,6 +32,7 @@ from flower_fgl.protocols.fedavg import Weights
 if TYPE_CHECKING:
     from flower_fgl.client_apps.runtime.client import Client
     from flower_fgl.client_apps.runtime.session import Session
+    from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
     from flower_fgl.core.config import RunConfig
     from flower_fgl.nn import Backbone, GraphInput
     from flower_fgl.nn.backbone import RecordingBackbone
@@ -43,6 +44,9 @@ __all__ += ["GroupOptimizer", "cross_entropy", "take_steps", "terms_of_clients"]
 __all__ += ["why_checked_alone"]
 
 Module = TypeVar("Module", bound=nn.Module)
+Steps: TypeAlias = "torch.optim.Optimizer | StackedOptimizer"
+GroupOptimizer: TypeAlias = "OneOptimizer | StackedOptimizer"
+"""Optimizer whose moments are in the states of the clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -510,25 +514,8 @@ def why_checked_alone(config: RunConfig) -> str:
     return ""
 
 
-class Steps(Protocol):
-    """An optimizer of one client or of a stack."""
-
-    def step(self) -> Any:
-        """Update the weights by their gradients."""
-
-
-class GroupOptimizer(Steps, Protocol):
-    """An optimizer whose moments are in the states of the clients."""
-
-    def moments(self) -> Mapping[str, Sequence[Tensor]]:
-        """Return the moments of each parameter, which may be changed in place."""
-
-    def save(self) -> None:
-        """Store the moments in the states, if the settings keep them."""
-
-
 class OneOptimizer:
-    """The optimizer of one client."""
+    """The optimizer of one client, with the methods of :class:`StackedOptimizer`."""
 
     def __init__(
         self, client: Client, name: str, model: nn.Module, config: RunConfig
@@ -542,7 +529,7 @@ class OneOptimizer:
         self._optimizer.step()
 
     def moments(self) -> dict[str, list[Tensor]]:
-        """Return the moments of each parameter that has made a step."""
+        """Return the moments of each parameter that has made a step, to be changed."""
         return {
             name: [
                 value

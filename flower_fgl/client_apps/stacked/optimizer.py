@@ -19,7 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def step_counts(
-    client: Client, known: dict[int, float] | None = None, group: str = "optimizer"
+    client: Client, known: dict[int, float], group: str = "optimizer"
 ) -> tuple[tuple[str, float], ...]:
     """Return name and optimizer steps of each parameter in a client's state, sorted.
 
@@ -30,7 +30,6 @@ def step_counts(
     if client.config.optimizer_state != "keep":
         return ()
     start = f"{group}/step/"
-    known = {} if known is None else known
 
     def number(count: Tensor) -> float:
         if id(count) not in known:
