@@ -136,7 +136,7 @@ class Stacker:
         answers = _refused(refused, is_forced)
         for cohort, is_whole in self._cohorts(opened, is_forced=is_forced):
             try:
-                found = self._train_cohort(app, cohort, train, is_whole=is_whole)
+                answers |= self._train_cohort(app, cohort, train, is_whole=is_whole)
             except Exception as error:
                 if is_forced:
                     raise
@@ -146,8 +146,6 @@ class Stacker:
                     error,
                     exc_info=True,
                 )
-                continue
-            answers |= found
         return answers
 
     def _open(
