@@ -120,6 +120,11 @@ class TopFGLClientApp(FedAvgClientApp):
             found = torch.zeros(2, 0, dtype=torch.int64)
         return found.to(client.device)
 
+    def build(self, client: Client) -> topfgl.AugmentedNet:
+        """Build the network, which reads the edges that the client added."""
+        graph = client.data.training.inputs
+        return topfgl.AugmentedNet(client.build_model(), graph, self.added(client))
+
     def augmented(self, group: Group, backbone: Backbone) -> topfgl.AugmentedNet:
         """Return the networks, which read the edges that the clients added."""
         rows = group.inputs.num_nodes // len(group)
@@ -164,26 +169,15 @@ class TopFGLClientApp(FedAvgClientApp):
             found["unsure_nodes"] = float(unsure.sum())
             client.state.set_group("edges", {"added": pairs} if pairs.shape[1] else {})
 
-    def personal_model(
-        self, client: Client, download: Weights | None
-    ) -> Backbone | None:
-        """Return the model trained last, or the received one before the first training."""
-        saved = client.state.group("model")
-        if saved:
-            graph = client.data.training.inputs
-            model = topfgl.AugmentedNet(client.build_model(), graph, self.added(client))
-            load_state(model, saved)
-            return model
+    def first_model(self, client: Client, download: Weights | None) -> Backbone | None:
+        """Return the received network."""
         return None if download is None else self.received_model(client, download)
 
     def received_model(self, client: Client, download: Weights) -> Backbone:
         """Return the received network, which reads the edges that the client added."""
-        backbone = client.build_model()
-        names = client.state_shapes()
-        load_state(backbone, {n: download.tensors[n] for n in names})
-        return topfgl.AugmentedNet(
-            backbone, client.data.training.inputs, self.added(client)
-        )
+        model = self.build(client)
+        load_state(model.backbone, split_prefix(download.tensors, LEARNER)[0])
+        return model
 
 
 def structure_of(group: Group, model: topfgl.AugmentedNet) -> GraphInput:
