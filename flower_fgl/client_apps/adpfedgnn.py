@@ -108,9 +108,7 @@ class ADPFedGNNClientApp(GroupClientApp):
         """Return the shapes of the weights of backbone, agent and estimator."""
 
         def sizes() -> Sizes:
-            backbone = backbone_of(client)
-            features, width = client.data.graph.num_features, backbone.hidden_channels
-            networks = build_networks(client.config, features, width)
+            backbone, networks = initial_networks(client)
             return Sizes(state_shapes(backbone), state_shapes(networks))
 
         return client.cached(("adpfedgnn", "sizes"), sizes)
@@ -213,15 +211,16 @@ class ADPFedGNNClientApp(GroupClientApp):
         return open_networks(group, downloads)[0], None
 
 
-def backbone_of(client: Client) -> Backbone:
-    """Build the client's backbone with the initial weights of the run."""
-    graph = client.data.graph
-    return build_backbone(
-        client.config,
+def initial_networks(client: Client) -> tuple[Backbone, nn.ModuleDict]:
+    """Build the client's backbone, and its agent and estimator, with initial weights."""
+    config, features = client.config, client.data.graph.num_features
+    backbone = build_backbone(
+        config,
         client.model_name,
-        num_features=graph.num_features,
-        num_outputs=graph.target.width,
+        num_features=features,
+        num_outputs=client.data.graph.target.width,
     )
+    return backbone, build_networks(config, features, backbone.hidden_channels)
 
 
 def open_networks(
@@ -229,12 +228,11 @@ def open_networks(
 ) -> tuple[TwoBranchNet, nn.ModuleDict]:
     """Return the clients' network, and their agent and estimator, updated by a download."""
     (first, *_), settings = group.clients, group.config.method_config
-    backbone = backbone_of(first)
-    features, width = first.data.graph.num_features, backbone.hidden_channels
-    networks = build_networks(group.config, features, width)
+    backbone, networks = initial_networks(first)
     first.settle(backbone)
     if first.data.graph.graph.x.layout == torch.sparse_csr:
-        lay_out_for_sparse(networks, 2 * features + 1)  # of the agent
+        width = 2 * first.data.graph.num_features + 1  # of the agent
+        lay_out_for_sparse(networks, width)
     if group.is_stacked:
         for module in (backbone, networks):
             group.load(module, module.state_dict())
