@@ -10,6 +10,7 @@ from flower_fgl.client_apps.fedpub import MASK, kept_masks
 from flower_fgl.client_apps.runtime.client import Client as AnyClient
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.methods.fedaux import FedAuxSettings
+from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAuxClientApp"]
@@ -37,8 +38,7 @@ class FedAuxClientApp(FedAvgClientApp):
         """Train as in FedAvg, or weights and private mask together."""
         if not client.config.method_config.mask:
             return super().fit(client, server_round, download)
-        network = self.build(client)
-        load_state(network, download.tensors)
+        network = client.receive(download.tensors, self.build)
         model = self.masked(client, network)
         loss = client.train(model, server_round)
         names = dict(network.named_parameters())
@@ -47,7 +47,7 @@ class FedAuxClientApp(FedAvgClientApp):
         load_state(personal, model.eval().effective())
         return Fit(personal, Weights(network.state_dict()), loss)
 
-    def masked(self, client: Client, network: FedAuxNet) -> MaskedBackbone:
+    def masked(self, client: Client, network: Backbone) -> MaskedBackbone:
         """Return the network under the client's masks, which are 1 at first."""
         names = [name for name, _ in network.named_parameters()]
         masks = [
@@ -56,10 +56,9 @@ class FedAuxClientApp(FedAvgClientApp):
         ]
         return MaskedBackbone(network, masks, threshold=0.0)
 
-    def received_model(self, client: Client, download: Weights) -> FedAuxNet:
+    def received_model(self, client: Client, download: Weights) -> Backbone:
         """Return the received network, under the client's mask if it has one."""
-        network = self.build(client)
-        load_state(network, download.tensors)
+        network = client.receive(download.tensors, self.build)
         if client.config.method_config.mask:
             load_state(network, self.masked(client, network).eval().effective())
         return network

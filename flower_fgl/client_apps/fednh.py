@@ -6,7 +6,6 @@ from flower_fgl.algorithms import fednh
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.protocols.weights import ModelAndMeans
@@ -33,8 +32,7 @@ class FedNHClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights, then average each class's embeddings."""
-        model = self.build(client)
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors, self.build)
         loss = client.train(model, server_round)
         data, classes = client.data.training, client.data.num_classes
         model.eval()

@@ -1,11 +1,10 @@
 """Client half of FedStar: train both channels, upload the structure encoder."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet
 from flower_fgl.client_apps.partly_shared import PartlySharedClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.nn import state_shapes
 
 __all__ = ["FedStarClientApp"]
 
@@ -20,12 +19,6 @@ class FedStarClientApp(PartlySharedClientApp):
 
     initial_model = build
 
-    def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the network's state."""
-        key = ("fedstar", client.config.method_config)
-        return client.cached(key, lambda: state_shapes(self.build(client)))
-
     def shared_names(self, client: Client) -> Collection[str]:
         """Return the names of the structure encoder's tensors."""
-        names = self.state_shapes(client)
-        return {name for name in names if name.startswith(STRUCTURE)}
+        return {n for n in self.state_shapes(client) if n.startswith(STRUCTURE)}

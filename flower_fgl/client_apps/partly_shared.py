@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.stacked.group import Group, GroupClientApp, GroupFit
-from flower_fgl.nn import Backbone
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.models import hidden_names
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
@@ -34,8 +34,9 @@ class PartlySharedClientApp(GroupClientApp):
         return client.build_model(initialise=True)
 
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the state of the network."""
-        return client.state_shapes()
+        """Return the shapes of the state of the network of :meth:`build`."""
+        key = ("network shapes", type(self), client.model_name)
+        return client.cached(key, lambda: state_shapes(self.build(client)))
 
     def download_spec(self, client: Client) -> Any:
         """Return the shapes of the shared tensors."""
