@@ -61,20 +61,18 @@ HIDDEN_SHARE = 0.5
 
 def impaired_of(client: Client) -> fedsageplus.HiddenNodes:
     """Return the client's training graph with hidden nodes, the same in every round."""
-    return client.cached(("impaired", client.config.seed), lambda: _impaired(client))
+    data, size = client.data, client.data.inputs[0].num_nodes
 
+    def hide() -> fedsageplus.HiddenNodes:
+        eligible = data.graph.graph.masks["val"].nonzero().squeeze(1)
+        eligible = eligible if len(eligible) else torch.arange(size)
+        order = torch.randperm(len(eligible), generator=client.generator(0, "hide"))
+        is_hidden = torch.zeros(size, dtype=torch.bool)
+        num_hidden = int(HIDDEN_SHARE * len(eligible))
+        is_hidden[eligible[order[:num_hidden]]] = True
+        return fedsageplus.hide_nodes(data.inputs[0], is_hidden.to(client.device))
 
-def _impaired(client: Client) -> fedsageplus.HiddenNodes:
-    """Hide a share of the nodes of the client's training graph."""
-    data = client.data
-    size = data.inputs[0].num_nodes
-    eligible = data.graph.graph.masks["val"].nonzero().squeeze(1)
-    eligible = eligible if len(eligible) else torch.arange(size)
-    order = torch.randperm(len(eligible), generator=client.generator(0, "hide"))
-    is_hidden = torch.zeros(size, dtype=torch.bool)
-    num_hidden = int(HIDDEN_SHARE * len(eligible))
-    is_hidden[eligible[order[:num_hidden]]] = True
-    return fedsageplus.hide_nodes(data.inputs[0], is_hidden.to(client.device))
+    return client.cached(("impaired", client.config.seed), hide)
 
 
 def judged_features(client: Client) -> torch.Tensor:

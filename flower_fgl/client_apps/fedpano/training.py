@@ -79,7 +79,10 @@ def build_parts(client: Client) -> Parts:
         if method_config.use_client_classifier and (
             len(labels) or shared.classifier is None
         ):
-            own = _own_classifier(client, width, classes)
+            rows = classes.cpu()
+            every_row = every_classifier(client, width).state_dict()
+            own = nn.Linear(width, len(classes))
+            load_state(own, {name: t[rows] for name, t in every_row.items()})
         if method_config.has_generator and generator is None:
             generator = fedpano.NodeGenerator(width)
     chosen = classes if own else every
@@ -91,16 +94,6 @@ def build_parts(client: Client) -> Parts:
         if module is not None:
             client.settle(module)
     return Parts(shared, own, generator, personal, classes)
-
-
-def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
-    """Return θ_i^c as rows of :func:`every_classifier`."""
-    every = every_classifier(client, width)
-    own = nn.Linear(width, len(classes))
-    with torch.no_grad():
-        own.weight.copy_(every.weight[classes.cpu()])
-        own.bias.copy_(every.bias[classes.cpu()])
-    return own
 
 
 def every_classifier(client: Client, width: int) -> nn.Linear:
