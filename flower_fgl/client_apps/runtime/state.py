@@ -448,19 +448,14 @@ def read_state(path: Path) -> ClientState:
     """Read a file of :func:`write_state`; RunError if it is missing or damaged."""
     try:
         try:  # as arrays they are read in a third of the time
-            return _read_state(path, "np")
+            tensors, values = _read(path, "np")
         except TypeError:  # NumPy has no bfloat16
-            return _read_state(path, "pt")
+            tensors, values = _read(path, "pt")
+        for prefix, digest in hashed_groups(values).items():
+            group = _read_group(group_file(path.parent, digest))
+            tensors |= {f"{prefix}/{name}": tensor for name, tensor in group.items()}
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"Cannot read client state {path}: {error}.") from error
-
-
-def _read_state(path: Path, framework: str) -> ClientState:
-    """Read a file of :func:`write_state` as arrays or tensors."""
-    tensors, values = _read(path, framework)
-    for prefix, digest in hashed_groups(values).items():
-        group = _read_group(group_file(path.parent, digest))
-        tensors |= {f"{prefix}/{name}": tensor for name, tensor in group.items()}
     return ClientState(tensors, values)
 
 

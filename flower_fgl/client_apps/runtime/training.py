@@ -93,14 +93,10 @@ class TrainingSet:
         first; ConfigError if the network's layers are not as many, or not known.
         """
         if model.reach != len(limits):
-            layers = (
-                "a backbone with other layers"
-                if model.reach is None
-                else f"{model.reach} layers"
-            )
+            layers = "other" if model.reach is None else model.reach
             raise ConfigError(
                 f"num-neighbors has {len(limits)} numbers, one for each layer of gcn, "
-                f"graphsage or gin, but the client's network has {layers}."
+                f"graphsage or gin, but the client's network has {layers} layers."
             )
         from flower_fgl.nn.computation_graph import NeighborSampler
 
