@@ -390,7 +390,7 @@ def test_a_damaged_count_is_no_count_of_zero(tmp_path: Path) -> None:
     ledger = ReleaseLedger(tmp_path, "x", 5)
     for text in ("", "{}", '{"releases": -1}', '{"releases": true}', "[]"):
         ledger.path.write_text(text)
-        with pytest.raises(RunError, match=r"state-dir"):
+        with pytest.raises(RunError, match=r"restore or delete the file"):
             ledger.add()
     ledger.path.unlink()
     for _ in range(5):

@@ -61,6 +61,8 @@ class ReleaseLedger(OwnerFile):
         """Return the number of replies so far; RunError if the file is damaged."""
         try:
             value = self.read()["releases"]
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(value)
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -68,8 +70,6 @@ class ReleaseLedger(OwnerFile):
                 "the counter of max-releases in its state-dir cannot be read. The data "
                 "owner must restore or delete the file releases-*.json there."
             ) from error
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise RunError("the counter of max-releases in its state-dir is damaged.")
         return value
 
     def require(self) -> None:
