@@ -133,15 +133,30 @@ class Stacker:
         last = once if is_action and app.group_is_once else None
         train = app.act_group if is_action else app.fit_group
         opened, refused = self._open(app, dict(enumerate(items)), read, last)
-        answers = _refused(refused, is_forced)
+
+        def handle(cohort: list[Placed], is_whole: bool) -> dict[int, Answer]:
+            return self._train_cohort(app, cohort, train, is_whole=is_whole)
+
+        answers = self._answer(opened, handle, is_forced=is_forced)
+        return answers | _refused(refused, is_forced)
+
+    def _answer(
+        self,
+        opened: Sequence[Placed],
+        handle: Callable[[list[Placed], bool], dict[int, Answer]],
+        *,
+        is_forced: bool,
+    ) -> dict[int, Answer]:
+        """Handle the messages of each cohort, without those of one whose stack fails."""
+        answers: dict[int, Answer] = {}
         for cohort, is_whole in self._cohorts(opened, is_forced=is_forced):
             try:
-                answers |= self._train_cohort(app, cohort, train, is_whole=is_whole)
+                answers |= handle(cohort, is_whole)
             except Exception as error:
                 if is_forced:
                     raise
                 log.warning(
-                    "%d clients train one by one, because stacking failed: %s",
+                    "%d clients are handled one by one, because stacking failed: %s",
                     len(cohort),
                     error,
                     exc_info=True,
@@ -295,10 +310,11 @@ class Stacker:
             and "calibration" not in settings[place]
         }
         opened, _ = self._open(app, fitting, read)
-        answers: dict[int, Answer] = {}
-        for cohort, _ in self._cohorts(opened, is_forced=is_forced):
-            answers |= self._evaluate_cohort(app, cohort)
-        return answers
+
+        def handle(cohort: list[Placed], is_whole: bool) -> dict[int, Answer]:
+            return self._evaluate_cohort(app, cohort)
+
+        return self._answer(opened, handle, is_forced=is_forced)
 
     def _evaluate_cohort(
         self, app: GroupClientApp, opened: Sequence[Placed]
@@ -329,10 +345,13 @@ class Stacker:
         for one, mine in zip(opened, scores, strict=True):
             if one.place in answers:
                 continue
-            app.keep(one, is_state_new=False)
-            metrics = app.session.pack_metrics(one.context, mine, seconds)
-            content = RecordDict({METRICS: metrics})
-            answers[one.place] = reply_with(one.message, content)
+            try:
+                app.keep(one, is_state_new=False)
+                metrics = app.session.pack_metrics(one.context, mine, seconds)
+                content = RecordDict({METRICS: metrics})
+                answers[one.place] = reply_with(one.message, content)
+            except Exception as error:
+                answers[one.place] = error
         return answers
 
 

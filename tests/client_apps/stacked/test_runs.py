@@ -1002,3 +1002,42 @@ def test_an_error_of_stacking_loses_no_reply(
     found = simulate("fedavg", **settings, stacked=stacked)
     assert comparable(found) == comparable(expected)
     assert "stacking failed: KeyError('encoder')" in caplog.text
+
+
+def test_an_error_in_one_stack_of_an_evaluation_loses_no_score(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "clients": FEWEST_STACKED, "rounds": 1, "evaluate": "both"}
+    settings |= {"output_dir": str(tmp_path), "stacked": "auto"}
+    expected = simulate("fedavg", **settings)
+    evaluate, calls = Stacker._evaluate_cohort, []
+
+    def fail(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:  # the clients of the first stack have answered
+            raise MemoryError("no room")
+        return evaluate(*given)
+
+    monkeypatch.setattr(Stacker, "_evaluate_cohort", fail)
+    found = simulate("fedavg", **settings)
+    assert len(calls) == 2
+    assert "stacking failed: no room" in caplog.text
+    assert not found.summary["failures"]
+    assert numbers(found.rounds) == pytest.approx(numbers(expected.rounds), rel=1e-3)
+
+
+def test_a_client_that_cannot_store_its_evaluation_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = MemoryStates.note
+
+    def full(self: Any, context: Any, partition_id: int, state: ClientState) -> None:
+        if partition_id == 3:
+            raise RunError("the disk is full")
+        store(self, context, partition_id, state)
+
+    monkeypatch.setattr(MemoryStates, "note", full)
+    settings = {**SMALL, "clients": FEWEST_STACKED, "rounds": 1, "evaluate": "both"}
+    run = simulate("fedavg", **settings, output_dir=str(tmp_path))
+    failures = [one for row in run.rounds for one in row["failures"]]
+    assert failures == [{"partition_id": 3, "reason": "the disk is full"}]
