@@ -70,14 +70,12 @@ def describe(
     are the owner's words on its data.
     """
     graph = data.graph
-    is_counted = (
-        config.share_class_counts and graph.graph.targets is None
-    )  # one class each
-    counts = tuple(graph.class_counts("train").tolist()) if is_counted else ()
+    counts: tuple[int, ...] = ()
+    if config.share_class_counts and graph.graph.targets is None:  # one class each
+        counts = tuple(graph.class_counts("train").tolist())
     counts = enough(counts, config.min_class_count)
-    names = graph.feature_names
     is_joint = graph.schema is None or config.schema_align == "same"
-    names = names if is_joint else ()
+    names = graph.feature_names if is_joint else ()
     schema, type_features = "", tuple[str, ...]()
     if graph.schema is not None:
         schema, type_features = _told_schema(graph, config.schema_align)
