@@ -213,10 +213,9 @@ class OPFGLClientApp(GroupClientApp):
             return distillation.TargetLoss(some.inputs, padded)
 
         config = group.config
-        start = (
-            group.initial_state() if variant_of(group.clients[0]).starts_anew else None
-        )
-        model = teacher if start is None else group.build_model(start)
+        model = teacher
+        if variant_of(group.clients[0]).starts_anew:
+            model = group.build_model(group.initial_state())
         return group.train_to_best(
             model, loss_of, lr=config.method_config.lr_personal, purpose="stage-2"
         )

@@ -19,7 +19,7 @@ m, ε                             ``fedpano.m``, ``Trainer.draw_noise``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -113,15 +113,12 @@ class FedPANOClientApp(GroupClientApp):
         if parts.generator is not None and parts.shared.generator is None:
             group.keep("generator", parts.generator.state_dict())
         rows = terms_of_clients(terms, len(group))
-        shared = parts.shared.state_dict()
-        return GroupFit(
-            parts.personal,
-            [Weights(state) for state in group.split(shared)],
-            [float(sum(row[n] for n in LOSSES if n in row)) for row in rows],
-            partial(Weights.stacked_records, len(group), shared),
-            rows,
-            trainer.logits(),
-            split_personal(group, parts.personal) if group.is_stacked else (),
+        losses = [float(sum(row[n] for n in LOSSES if n in row)) for row in rows]
+        return replace(
+            group.fit_of_weights(parts.personal, parts.shared.state_dict(), losses),
+            terms=rows,
+            logits=trainer.logits(),
+            states=split_personal(group, parts.personal) if group.is_stacked else (),
         )
 
     def build(self, client: Client) -> Backbone:
