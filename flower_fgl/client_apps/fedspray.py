@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_fgl.algorithms.fedgen import mean_divergence
 from flower_fgl.algorithms.fedspray import (
@@ -120,18 +120,15 @@ class FedSprayClientApp(FglClientApp):
     ) -> None:
         """Train encoder, classifiers and node proxies for ``local-epochs`` steps."""
         config, data = client.config, client.data.training
-        if not len(data.index):
-            return
-        parts: dict[str, nn.Module] = {"encoder": encoder, "proxy": proxies}
-        adam = replace(config, optimizer="adam")
-        optimizers = {
-            "encoder": make_optimizer(encoder, config),
-            "proxy": make_optimizer(proxies, adam, lr=config.method_config.proxy_lr),
-        }
-        for name, optimizer in optimizers.items():
-            client.restore_moments(f"{name}-optimizer", parts[name], optimizer)
+        adam, rate = replace(config, optimizer="adam"), config.method_config.proxy_lr
+        trained = [
+            ("encoder-optimizer", encoder, make_optimizer(encoder, config)),
+            ("proxy-optimizer", proxies, make_optimizer(proxies, adam, lr=rate)),
+        ]
+        for group, module, optimizer in trained:
+            client.restore_moments(group, module, optimizer)
         for _ in range(config.local_epochs):
-            for optimizer in optimizers.values():
+            for *_, optimizer in trained:
                 optimizer.zero_grad(set_to_none=True)
             hidden = encoder.hidden(data.inputs)[data.index]
             loss = encoder_loss(
@@ -141,7 +138,7 @@ class FedSprayClientApp(FglClientApp):
                 target,
             )
             loss.backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers.values():
+            for *_, optimizer in trained:
                 optimizer.step()
-        for name, optimizer in optimizers.items():
-            client.keep_moments(f"{name}-optimizer", parts[name], optimizer)
+        for group, module, optimizer in trained:
+            client.keep_moments(group, module, optimizer)

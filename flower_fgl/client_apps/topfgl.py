@@ -205,8 +205,6 @@ class _LearnerEpochs:
     def __call__(self) -> None:
         """Compute Z and take one step of the learners."""
         group, rows, self._number = self._group, self._group.rows, self._number + 1
-        if not len(rows.index):
-            return
         with torch.no_grad():
             logits = self._model.eval()(group.inputs)
         with group.drawing(f"learner {self._number}") as uniform:
