@@ -79,9 +79,8 @@ class Client(Generic[S]):
     @property
     def weight(self) -> float:
         """Aggregation weight by the setting ``weight-by``, equal to the server's."""
-        if self.config.weight_by == "entries":
-            return float(self.data.num_entries)
         weights = {
+            "entries": self.data.num_entries,
             "train-nodes": self.data.training.index.numel(),
             "nodes": self.data.graph.num_items,
             "equal": 1,
