@@ -80,9 +80,9 @@ def build_parts(client: Client) -> Parts:
             len(labels) or shared.classifier is None
         ):
             rows = classes.cpu()
-            every_row = every_classifier(client, width).state_dict()
+            whole = every_classifier(client, width).state_dict()
             own = nn.Linear(width, len(classes))
-            load_state(own, {name: t[rows] for name, t in every_row.items()})
+            load_state(own, {name: t[rows] for name, t in whole.items()})
         if method_config.has_generator and generator is None:
             generator = fedpano.NodeGenerator(width)
     chosen = classes if own else every
