@@ -332,7 +332,9 @@ class FglStrategy(ServerHooks):
         """
         loop = self.loop
         nodes = set(self.messenger.grid.get_node_ids())
-        self._late_joiners.poll(self.messenger, self.secure, nodes, server_round)
+        late = self._late_joiners
+        if late.refused or late.waiting or nodes != self.federation.partitions.keys():
+            late.poll(self.messenger, self.secure, nodes, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or loop.owes_scores
         loop.log = RoundLog(server_round, is_scored=is_scored)

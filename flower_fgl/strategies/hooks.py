@@ -198,6 +198,8 @@ class ServerHooks(Strategy):
     def sample(self, server_round: int) -> list[int]:
         """Sample the clients that train: all available, unless the settings say fewer."""
         able = self.available(server_round)
+        if self.config.participation == 1 and not self.config.participants:
+            return able
         count = max(1, num_sampled(self.config, len(self.federation.trainable)))
         if count >= len(able):
             return able
@@ -211,10 +213,12 @@ class ServerHooks(Strategy):
         32). At least ``min-replies`` clients stay available, and as many as secure or
         robust aggregation needs.
         """
+        able, silent = self.federation.trainable, self.loop.silent
+        if not silent:
+            return able
         is_secure = self.config.secure_aggregation
         least = max(self.least_replies, MIN_SECURE_CLIENTS if is_secure else 1)
-        able = self.federation.trainable
-        return without_paused(able, self.loop.silent, server_round, least)
+        return without_paused(able, silent, server_round, least)
 
     def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
         """Return the clients without which a failed aggregation is tried again.
@@ -402,9 +406,9 @@ class ServerHooks(Strategy):
         def read(pid: int, content: RecordDict) -> Payload:
             if pid in known:
                 return known[pid]
-            spec = self.upload_spec(pid)
+            number, spec = self.loop.log.number, self.upload_spec(pid)
             if self.secure is not None and up is None:
-                return self.secure.unpack(content, spec)
+                return self.secure.unpack(number, content, spec)
             upload = read_payload(up or self.up, content, spec, beside=[METRICS])
             self.check_upload(upload, pid)
             return upload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
@@ -70,10 +70,10 @@ class Client(Generic[S]):
     state: ClientState
     device: torch.device
 
-    @cached_property
+    @property
     def model_name(self) -> str:
         """Backbone of this client: the names in ``model`` are assigned in turn."""
-        models = split_models(self.config.model)
+        models = _models_in_turn(self.config.model)
         return models[self.partition_id % len(models)]
 
     @property
@@ -579,3 +579,9 @@ class Client(Generic[S]):
         """Score classes without areas under curves."""
         absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
         return score(logits, y, mask, self.data.num_classes, absent_classes=absent)
+
+
+@lru_cache(maxsize=64)
+def _models_in_turn(names: str) -> tuple[str, ...]:
+    """Split the names of backbones once: every message asks for one of them."""
+    return tuple(split_models(names))

@@ -56,6 +56,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.sparse import memo_bytes
 from flower_fgl.protocols.base import DESCRIBE, INFO, round_settings, write_metrics
+from flower_fgl.protocols.describe import AGREEMENT
 from flower_fgl.protocols.exchanges import TARGETS
 from flower_fgl.protocols.secure_aggregation.history import SumHistory
 from flower_fgl.runs.state_files import state_folder
@@ -345,7 +346,9 @@ class Session:
         """
         node, content = context.node_config, message.content
         kind = message.metadata.message_type
-        agreement, stamps = read_agreement(message), file_stamps(node)
+        # most clients hold a partition: they have neither
+        agreement = read_agreement(message) if AGREEMENT in content else None
+        stamps = file_stamps(node) if "graph" in node else ()
         if "graph" in node and agreement is None and kind != DESCRIBES:
             raise PayloadError("the message lacks the agreement with the data owners")
         config = self.config(context)

@@ -124,7 +124,8 @@ class Messenger:
             content[CONFIG] = (
                 settings if isinstance(settings, ConfigRecord) else settings[pid]
             )
-            content.update(federation.agreed(pid))
+            if pid in federation.agreements or federation.scale is not None:
+                content.update(federation.agreed(pid))
             node = federation.nodes[pid]
             messages.append(
                 message_like(messages[0], content, dst_node_id=node)
@@ -246,7 +247,8 @@ class Messenger:
         )
         loop.log.failures += exchange.failures
         lost = [one.partition_id for one in exchange.failures if one.is_silent]
-        note_replies(loop.silent, loop.log.number, addressed.keys(), lost)
+        if lost or loop.silent:
+            note_replies(loop.silent, loop.log.number, set(addressed), lost)
         return exchange
 
     def read_uploads(

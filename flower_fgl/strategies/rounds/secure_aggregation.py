@@ -27,8 +27,6 @@ class SecureExchanges:
     ``peers`` are the mask keys and encrypted shares that a message of the round carries.
     """
 
-    _round: SecureRound
-
     def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
         self._messenger = messenger
         self._up = cast(type[AdditivePayload], up)
@@ -49,6 +47,7 @@ class SecureExchanges:
                 f"Secure aggregation needs {MIN_SECURE_CLIENTS} sampled clients per "
                 f"round, got {sampled} of {len(able)} with training nodes."
             )
+        self._round: SecureRound | None = None
         self.peers: dict[int, messages.Peers] = {}
         self._shapes: Shapes = {}
 
@@ -86,15 +85,19 @@ class SecureExchanges:
         self.peers = current.peers()
         return sorted(current.offers)
 
-    def unpack(self, content: RecordDict, spec: Any) -> Payload:
-        """Read a masked upload."""
+    def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
+        """Read a masked upload; outside a secure round return an empty payload."""
+        if self._round is None or self._round.number != server_round:
+            return Empty()
         self._shapes = self._up.summand_shapes(spec)
         number = {"N": 1 + num_entries(self._shapes)}
         return read_payload(messages.MaskedUpload, content, number, beside=[METRICS])
 
     def close(self, uploads: Mapping[int, messages.MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks."""
-        current = self._round
+        current, self._round = self._round, None
+        if current is None:
+            raise PayloadError("No round of secure aggregation is open.")
         self._require(current, len(uploads), "sent a masked sum")
         requests = dict.fromkeys(uploads, current.survivors(uploads))
         tags = self._messenger.query(
@@ -154,6 +157,7 @@ class SecureExchanges:
                 brings_upload=True,
             )
         if len(uploads) < len(payloads):
+            self._round = None
             raise PayloadError(
                 f"{len(uploads)} of {len(payloads)} clients sent a masked sum, and the sum "
                 "needs all of them"
