@@ -153,7 +153,7 @@ class RoundLog:
             "seconds": found.seconds,
         }
         if found.terms:
-            self._clients[pid]["terms"] = found.terms
+            self._clients[pid]["terms"] = dict(sorted(found.terms.items()))
 
     def add_evaluation(self, pid: int, metrics: MetricRecord, client: Expected) -> bool:
         """Store the scores of an evaluation reply, if its node config withholds not all."""
@@ -173,9 +173,9 @@ class RoundLog:
                 f"scores of {sorted(found.scores)}, asked for {sorted(asked) or 'none'}"
             )
         out: dict[str, dict[str, AnyScores]] = {}
-        for mode, columns in found.scores.items():
+        for mode, columns in sorted(found.scores.items()):  # messages have no order
             mine = out.setdefault(mode, {})
-            for column, values in columns.items():
+            for column, values in sorted(columns.items()):
                 where = f"{mode}/{column}"
                 scores = _read_scores(where, values, client.std)
                 number = scores.num_nodes

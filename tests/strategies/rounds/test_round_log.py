@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -62,6 +63,20 @@ def test_scores_of_numbers_are_pooled_and_stand_in_the_lines() -> None:
     first, second = log.client_rows()
     assert first["metrics"]["local"]["val"]["targets"]["num_values"] == [2]
     assert second["metrics"]["local"]["val"]["rmse"] == 0.0
+
+
+def test_the_lines_have_one_order_whatever_that_of_a_message() -> None:
+    one = Scores(1, 1.0, 1.0, 1.0)
+    asked = Expected(1, {"val": None, "test": None}, ())
+    lines = []
+    for names in (("val", "test"), ("test", "val")):
+        log = RoundLog(1)
+        scores = {mode: dict.fromkeys(names, one) for mode in names}
+        log.add_reply(0, write_metrics(scores, {}, 0.5), asked)
+        lines.append(
+            json.dumps([log.row()["metrics"], log.client_rows()[0]["metrics"]])
+        )
+    assert lines[0] == lines[1]
 
 
 def test_a_reply_with_scores_of_another_kind_is_refused() -> None:
