@@ -59,13 +59,20 @@ def test_a_nodes_explanation_starts_from_its_prediction(
     assert 1 <= len(found.edges) <= 10
     assert found.edges == sorted(found.edges, key=lambda edge: -edge[2])
     assert 0 <= found.overlap <= 1
-    assert "Without these edges the score drops by" in found.text
+    assert "edges the score drops by" in found.text
     assert explain_item(run.path, path, [node]).text == found.text
     # the edges that are not named may outweigh the named ones: all lead to the score
     every = sum(value for *_, value in found.drawing)
     assert every == pytest.approx(found.score - found.without_edges, abs=0.02)
-    rest = every - sum(edge[2] for edge in found.edges)
-    others = len(found.drawing) - len(found.edges)
+    named = [*found.edges, *found.lowering]
+    assert found.lowering == sorted(found.lowering, key=lambda edge: edge[2])
+    lowest = sorted(edge for edge in found.drawing if edge[2] < 0)
+    lowest.sort(key=lambda edge: edge[2])
+    assert [edge[:3] for edge in found.lowering] == lowest[:3] != []
+    one, other, value, _ = found.lowering[0]
+    assert f"  {one} - {other}: {value:+.4g} (lowers the score)\n" in found.text
+    rest = every - sum(edge[2] for edge in named)
+    others = len(found.drawing) - len(named)
     assert f"  the other {others:,} edges together: {rest:+.4g}\n" in found.text
     assert "other 0 features" not in found.text
 

@@ -16,6 +16,11 @@ __all__ = ["draw_explanation", "write_explanation"]
 
 MOST_DRAWN = 60
 """Edges of the picture, those of the largest attributions."""
+CAPTION = (
+    f"At most {MOST_DRAWN} edges, those of the largest attributions. Orange edges raise "
+    "the score, purple ones lower it; the text lists those in full color. The wider an "
+    "edge, the larger its attribution. Dark nodes are those of the explained item."
+)
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
@@ -24,7 +29,8 @@ style-src 'unsafe-inline'">
 <style>:root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 800px; margin: 2em auto;
 padding: 0 1em; }}
-pre {{ white-space: pre-wrap; }} img {{ width: 100%; }}</style></head>
+pre {{ white-space: pre-wrap; }} figure {{ margin: 0; }} figcaption {{ opacity: 0.75; }}
+img {{ width: 100%; }}</style></head>
 <body><h1>{title}</h1><p>{about}</p><pre>{text}</pre>{picture}</body></html>
 """
 
@@ -39,7 +45,10 @@ def write_explanation(found: Explanation, path: Path) -> None:
     picture = ""
     if found.drawing:
         data = to_data_uri(draw_explanation(found))
-        picture = f'<img src="{data}" alt="Edges that influence the score">'
+        picture = (
+            f'<figure><img src="{data}" alt="Edges that influence the score">'
+            f"<figcaption>{CAPTION}</figcaption></figure>"
+        )
     card = found.card
     about = f"{card.method}, {card.model}, round {card.round}"
     page = PAGE.format(
@@ -52,22 +61,22 @@ def write_explanation(found: Explanation, path: Path) -> None:
 
 
 def draw_explanation(found: Explanation) -> Figure:
-    """Draw the edges that influence a score; wide ones carry much of it."""
+    """Draw the edges that influence a score, by sign and size of their attribution."""
     largest = sorted(found.drawing, key=lambda edge: -abs(edge[2]))[:MOST_DRAWN]
     widest = max(abs(value) for _, _, value in largest) or 1.0
     graph = nx.Graph()
     graph.add_nodes_from(found.ends)
     graph.add_weighted_edges_from(largest)
-    named = {(one, other) for one, other, _, _ in found.edges}
+    named = {edge[:2] for edge in (*found.edges, *found.lowering)}
     place = nx.spring_layout(graph, seed=0)
     figure = Figure(figsize=(7, 5))
     axes = figure.add_subplot()
     axes.set_axis_off()
     for one, other, value in largest:
-        is_named = (one, other) in named
         axes.plot(
             *zip(place[one], place[other], strict=True),
-            color=PALETTE[5] if is_named else PALETTE[6],
+            color=PALETTE[5] if value > 0 else PALETTE[7],
+            alpha=1.0 if (one, other) in named else 0.3,
             linewidth=0.5 + 3 * abs(value) / widest,
             zorder=1,
         )

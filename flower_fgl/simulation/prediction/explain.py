@@ -34,8 +34,8 @@ SEEDS = 5
 """Masks that are learned from different draws, and averaged."""
 DRAWS = 20
 """Random sets of edges to which the named ones are compared."""
-MOST_EDGES, MOST_FEATURES = 10, 10
-"""Edges and features that are named."""
+MOST_EDGES, MOST_LOWERING, MOST_FEATURES = 10, 3, 10
+"""Edges that raise the score, edges that lower it, and features that are named."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,8 @@ class Explanation:
     and the attribution of all edges that influence the score; they lead from
     ``without_edges`` to it. ``edges`` are the largest of them, with the number of masks
     that have them on top, and ``labels`` their relation or features, empty if the model
-    reads none. ``overlap`` is the mean Jaccard overlap of the top edges of the masks, NaN
+    reads none. ``lowering`` are those that lower the score most, and their labels.
+    ``overlap`` is the mean Jaccard overlap of the top edges of the masks, NaN
     without edges. ``drop`` is the score minus that without the named edges, ``mask_drop``
     the same of the top edges of the mean mask, ``random_drops`` of as many random edges,
     several times.
@@ -65,6 +66,7 @@ class Explanation:
     without_edges: float
     edges: list[tuple[str, str, float, int]]
     labels: list[str]
+    lowering: list[tuple[str, str, float, str]]
     overlap: float
     drop: float
     mask_drop: float
@@ -93,21 +95,27 @@ class Explanation:
             f"{self.without_edges:.4g} without any):"
         )
         lines += [
-            f"  {one} - {other}{f' [{label}]' * bool(label)}: {value:+.4g} "
+            f"  {_edge(one, other, label)}: {value:+.4g} "
             f"(on top in {count} of {SEEDS} masks)"
             for (one, other, value, count), label in zip(
                 self.edges, self.labels, strict=True
             )
         ]
-        named = math.fsum(value for _, _, value, _ in self.edges)
+        lines += [
+            f"  {_edge(one, other, label)}: {value:+.4g} (lowers the score)"
+            for one, other, value, label in self.lowering
+        ]
+        named = [edge[2] for edge in (*self.edges, *self.lowering)]
         every = [value for _, _, value in self.drawing]
-        rest = math.fsum(every) - named
-        lines += _others("edges", len(self.drawing) - len(self.edges), rest)
+        rest = math.fsum(every) - math.fsum(named)
+        lines += _others("edges", len(every) - len(named), rest)
         lines += _missed(self.score - self.without_edges, every)
         mean = math.fsum(self.random_drops) / len(self.random_drops)
+        first = f"{len(self.edges)} edges" if len(self.edges) > 1 else "edge"
         lines.append(
-            f"Without these edges the score drops by {self.drop:.4g}; without as many "
-            f"random ones by {mean:.4g} on average, at most {max(self.random_drops):.4g}."
+            f"Without the first {first} the score drops by {self.drop:.4g}; without as "
+            f"many random ones by {mean:.4g} on average, at most "
+            f"{max(self.random_drops):.4g}."
         )
         lines.append(
             f"Masks of GNNExplainer from {SEEDS} draws: their top edges overlap by "
@@ -115,6 +123,11 @@ class Explanation:
             f"{self.mask_drop:.4g}."
         )
         return "\n".join(lines)
+
+
+def _edge(one: str, other: str, label: str) -> str:
+    """Name an edge, with its relation or features if the model reads some."""
+    return f"{one} - {other} [{label}]" if label else f"{one} - {other}"
 
 
 def _others(what: str, number: int, total: float) -> list[str]:
@@ -215,6 +228,7 @@ def _explain(
         top = torch.stack(masks).mean(dim=0).topk(k).indices
         mask_drop, _ = drops(masked, len(used), top, generator, 0)
     features, other_features = _top_features(gains.detach(), problem)
+    worst = gains_of_edges.topk(min(MOST_LOWERING, len(used)), largest=False).indices
     named = [
         (problem.names[one], problem.names[other])
         for one, other in both[:, used].T.tolist()
@@ -232,6 +246,11 @@ def _explain(
             for j in best.tolist()
         ],
         labels=[labels[k] for k in used[best].tolist()],
+        lowering=[
+            (*named[j], float(gains_of_edges[j]), labels[int(used[j])])
+            for j in worst.tolist()
+            if gains_of_edges[j] < 0 and j not in best
+        ],
         overlap=overlap(tops),
         drop=drop,
         mask_drop=mask_drop,
