@@ -6,6 +6,7 @@ the text of the best row is between two asterisks on each side.
 
 import html
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, stdev
@@ -558,6 +559,12 @@ def _markdown(sheets: Sequence[pd.DataFrame], notes: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _greek(letter: str) -> str:
+    """Return LaTeX's command for a Greek letter, which is its name."""
+    _, case, _, name = unicodedata.name(letter).replace("LAMDA", "LAMBDA").split()
+    return rf"$\{name.lower() if case == 'SMALL' else name.capitalize()}$"
+
+
 LATEX = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -569,10 +576,11 @@ LATEX = {
     "↓": r"$\downarrow$",
     "−": "$-$",
     "–": "--",
-    "α": r"$\alpha$",
-    "μ": r"$\mu$",
-    "ρ": r"$\rho$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "≠": r"$\neq$",
     "²": "$^2$",
+    **{letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"},
     # other characters in LaTeX's standard font
     "<": r"\textless{}",
     ">": r"\textgreater{}",

@@ -564,9 +564,12 @@ def test_unknown_formats_and_layouts_are_refused() -> None:
 
 
 def test_latex_keeps_characters_that_its_font_or_a_line_break_would_change() -> None:
-    cells = [make_row("local", LOCAL), make_row("[a] b<c>|d ρ", GOOD)]
+    cells = [make_row("local", LOCAL), make_row("[a] b<c>|d ρλΔ ≤ 1", GOOD)]
     text = format_table(ResultsTable(cells), format="latex")
-    assert r"{[}a] b\textless{}c\textgreater{}\textbar{}d $\rho$ &" in text
+    name = (
+        r"{[}a] b\textless{}c\textgreater{}\textbar{}d $\rho$$\lambda$$\Delta$ $\leq$ 1"
+    )
+    assert f"{name} &" in text
 
 
 def test_latex_is_escaped_and_bold() -> None:
