@@ -17,11 +17,6 @@ from flower_fgl.core.unused_settings import (
     reject_unused_settings,
 )
 from flower_fgl.datasets import build
-from flower_fgl.datasets.partition.partition import (
-    GRAPH_RULES,
-    NETWORK_RULES,
-    NODE_RULES,
-)
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import flatten_config
@@ -122,11 +117,6 @@ def test_a_setting_that_the_method_does_not_read_is_refused() -> None:
 
 def test_a_methods_default_is_enough() -> None:
     reject_unused_settings(["final-local-epochs"], [parsed(method="fedrep")])
-
-
-def test_the_rules_that_read_alpha_are_those_that_are_named() -> None:
-    rules = {**NODE_RULES, **NETWORK_RULES, **GRAPH_RULES}
-    assert [n for n, r in rules.items() if "alpha" in r.options] == ["dirichlet"]
 
 
 def test_a_removed_setting_is_refused_on_the_command_line() -> None:

@@ -140,7 +140,7 @@ def test_networks_with_other_weights_each_time_are_refused(initialise: bool) -> 
 
 def test_errors_of_a_factory_name_where_it_comes_from() -> None:
     register(backbone=lambda **sizes: 3, name="odd")
-    where = r'"odd" \(flower_fgl\.register in this process\) must return a torch'
+    where = r'"odd" of flower_fgl\.register in this process must return a torch'
     with pytest.raises(ConfigError, match=where):
         build_model("odd", **SIZES)
 

@@ -247,7 +247,7 @@ def test_a_run_is_repeated_with_another_target(tmp_path: Path) -> None:
     assert repeated("1", **own).positive_class == "no 1"
     with pytest.raises(ConfigError, match='"no 1" is no class of target = "2": its'):
         repeated("2", **own)
-    with pytest.raises(ConfigError, match="remove positive-class"):
+    with pytest.raises(ConfigError, match="Remove positive-class"):
         repeated("all", **own)
 
 
