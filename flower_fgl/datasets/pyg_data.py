@@ -668,9 +668,12 @@ def _check_alike(graphs: Sequence[Any], name: str, kind: TargetKind) -> None:
                 )
         for key, first in shapes.items():
             if (found := _shape(graph, key)) != first:
+                each = (
+                    "class" if kind == CLASSES else "value per target, NaN if unknown"
+                )
                 raise DataError(
                     f"{name}: {key} has shape {first} in graph 0, but {found} in graph "
-                    f"{number}. Give each graph one value per target, NaN if unknown."
+                    f"{number}. Give each graph one {each}."
                 )
 
 

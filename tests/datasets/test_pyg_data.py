@@ -338,6 +338,9 @@ def test_graphs_with_one_class_each_become_one_union() -> None:
 def test_graphs_of_a_set_do_not_make_up_for_each_other(tmp_path: Path) -> None:
     graphs = [toy(y=torch.tensor([k]), edge_attr=torch.ones(5, 1)) for k in range(2)]
     graphs[0].edge_attr, graphs[1].edge_attr = torch.ones(4, 1), torch.ones(6, 1)
+    labels = [toy(y=torch.tensor([0])), toy()]  # one for each node
+    with pytest.raises(DataError, match=r"but \(4,\) in graph 1\. .* one class\."):
+        graph_dataset(labels, "pairs")
     with pytest.raises(
         DataError, match=r"graph 0 of pairs: edge_attr must .* the 5 edges, got"
     ):

@@ -314,6 +314,7 @@ REFUSED: list[tuple[dict[str, Scalar], str]] = [
     ),
     ({"setting": "few-shot"}, 'setting = "few-shot" is for classes, but the targets'),
     ({"partition": "dirichlet"}, 'partition = "dirichlet" reads classes, but the targ'),
+    ({"partition": "louvain-label"}, "Use one of metis, louvain, uniform[.] Or"),
     ({"class-weights": "balanced"}, 'class-weights = "balanced" is for classes, but'),
     ({"positive-class": "3"}, 'positive-class = "3" is for classes, but the targets'),
 ]
@@ -326,3 +327,15 @@ def test_what_needs_one_class_is_refused(
     with pytest.raises(ConfigError, match=message) as error:
         parse_config({"dataset": "yelp", "target": "all", **wrong})
     assert 'hoose one target, e.g. target = "37".' in str(error.value)
+
+
+@pytest.mark.parametrize("rule", ["random-edges", "random-edge-types"])
+@pytest.mark.parametrize("target", ["all", "37"])
+def test_rules_of_typed_graphs_are_refused_before_the_data_are_loaded(
+    rule: str, target: str
+) -> None:
+    values = {"dataset": "yelp", "target": target, "partition": rule}
+    with pytest.raises(
+        ConfigError, match=f'"{rule}" assigns the edges of a typed graph'
+    ):
+        parse_config(values)

@@ -203,11 +203,12 @@ def _values(s: GeneralSettings) -> Reasons:
     """Reject what needs one class of each item, where labels or numbers are predicted."""
     kind, has_numbers = s.predicts, s.predicts_numbers
     able = ("transductive", "inductive", "graph", EDGE)
-    free: tuple[str, ...] = (*EDGE_PARTITIONS, *SHARED_PARTITIONS)
+    has_all = s.target == ALL_TARGETS and has_targets(s)  # of a graph of one kind
+    free: tuple[str, ...] = (*EDGE_PARTITIONS, *(() if has_all else SHARED_PARTITIONS))
     free += ("network", "dirichlet", "quantile") if has_numbers else ()
     names = CLASS_SETTINGS if has_numbers else CLASS_SETTINGS[:2]
     end = "."
-    if s.target == ALL_TARGETS and has_targets(s):
+    if has_all:
         end += f' Or choose one target, e.g. target = "{TARGETS[s.dataset].example}".'
     return {
         f"{key} = {json.dumps(value, ensure_ascii=False)} is for classes, but the targets "
@@ -218,7 +219,7 @@ def _values(s: GeneralSettings) -> Reasons:
         f"Use one of {', '.join(able)}{end}": s.setting not in able,
         f'partition = "{s.partition}" reads classes, but the targets are '
         f"{kind}. Use one of {', '.join(free)}{end}": (
-            s.partition not in free and not s.owners
+            s.partition not in (*free, *SHARED_PARTITIONS) and not s.owners
         ),
     }
 
@@ -264,6 +265,10 @@ def _partition(s: GeneralSettings) -> Reasons:
         f'{rule} needs setting = "transductive" or "inductive", got "{s.setting}".': (
             s.partition in SHARED_PARTITIONS
             and s.setting not in ("transductive", "inductive")
+        ),
+        f"{rule} assigns the edges of a typed graph, but {s.dataset} has one kind of nodes "
+        'and edges: use partition = "metis".': (
+            s.partition in SHARED_PARTITIONS and has_targets(s)
         ),
     }
 

@@ -106,7 +106,7 @@ def read_typed_names(
         frozenset(one.triple for one in listed if one.is_private),
     )
     attempt(schema.check, show_path(folder / RELATIONS))
-    attempt(_reject_unlisted, folder, kinds, listed, target)
+    attempt(_reject_unlisted, folder, kinds, listed, target, is_set=is_set)
     return None if attempt.problems else (schema, listed)
 
 
@@ -229,7 +229,12 @@ def _reject_repeats(found: Sequence[Relation], where: str) -> None:
 
 
 def _reject_unlisted(
-    folder: Path, kinds: Sequence[str], listed: Sequence[Relation], target: str
+    folder: Path,
+    kinds: Sequence[str],
+    listed: Sequence[Relation],
+    target: str,
+    *,
+    is_set: bool,
 ) -> None:
     """Reject missing tables, and those that no line of ``relations.csv`` names."""
     files = {one.file for one in listed}
@@ -241,7 +246,7 @@ def _reject_unlisted(
     if missing := sorted(files - held):
         raise DataError(
             f"{show_path(folder / missing[0])} is missing. Provide it with the columns "
-            f"{', '.join(ENDS)}."
+            f"{'graph, ' * is_set}{', '.join(ENDS)}."
         )
     joined = {end for one in listed for end in (one.triple[0], one.triple[2])}
     alone = [kind for kind in kinds if kind not in joined and kind != target]

@@ -151,6 +151,10 @@ def changed(name: str, old: str, new: str) -> dict[str, str]:
             changed("graphs.csv", "m5,toxic", "m5,toxic\nm6,safe"),
             'graph "m6" has no node',
         ),
+        (
+            {k: v for k, v in set_tables(molecules(6)).items() if k != "edges/has.csv"},
+            "edges/has.csv is missing. Provide it with the columns graph, source, target.",
+        ),
         (set_tables(molecules(6)) | {"edges/old.csv": "graph,source,target\n"},
          "edges/old.csv is not in relations.csv"),
         (set_tables(molecules(6)) | {"nodes.csv": "graph,id,x\n"}, "but also nodes.csv"),
