@@ -340,7 +340,7 @@ CHECKS: dict[str, tuple[Callable[[Any], Any], str]] = {
         ("type", "relation", "source", "target"),
         (_of(str), "the name of a kind of nodes or of a relation"),
     ),
-    "separator": (_one_of(), "one character"),
+    "separator": (_one_of(), "one character, no line break"),
     "decimal": (_one_of(".", ","), '"." or ","'),
     "name": (_of(str), "a text"),
     "missing": (_rule, '"mean", "median", "zero" or a finite number'),

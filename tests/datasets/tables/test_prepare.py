@@ -354,7 +354,7 @@ CHANGES = {
                 "[nodes.columns]", 'separator = "; "\n[nodes.columns]'
             )
         },
-        "separator must be one character, got '; '",
+        "separator must be one character, no line break, got '; '",
     ),
     "separator that ends the line": (
         {
@@ -362,7 +362,7 @@ CHANGES = {
                 "[nodes.columns]", 'separator = "\\n"\n[nodes.columns]'
             )
         },
-        "separator must be one character, got ",
+        r"separator must be one character, no line break, got '\\n'",
     ),
     "rule that is no finite number": (
         {"recipe_toml": RECIPE.replace('"mean"', "nan")},
