@@ -153,6 +153,17 @@ def test_with_noise_an_empty_gradient_names_the_client_that_sent_it() -> None:
     assert (failure.partition_id, failure.reason) == (3, "it sent no gradient")
 
 
+def test_a_gradient_beyond_the_clip_names_the_client_that_sent_it() -> None:
+    strategy = server({"upload-clip": 1.0}, peers=1)
+    state = state_for(strategy)
+    large = FeatureGradient({n: torch.ones_like(t) for n, t in state.tensors.items()})
+    strategy.messenger.ask = lambda *_, **__: {3: large.to_record()}  # type: ignore[method-assign,assignment]
+    assert strategy.judge(1, {0: state}) == {}
+    (failure,) = strategy.loop.log.failures
+    assert failure.partition_id == 3
+    assert "at most 1 fits upload-clip" in failure.reason
+
+
 QUERIES = {"generate": 4, "judge": 3}
 """Messages to each of three clients in four rounds of generator training."""
 
