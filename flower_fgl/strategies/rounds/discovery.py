@@ -55,14 +55,9 @@ Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     """Request the descriptions of nodes, given and returned by Flower's node ids."""
-    messages = {
-        index: Message(
-            RecordDict(),
-            dst_node_id=node,
-            message_type=f"{MessageType.QUERY}.{DESCRIBE}",
-        )
-        for index, node in enumerate(nodes)
-    }
+    kind = f"{MessageType.QUERY}.{DESCRIBE}"
+    # by place: messages keep the order of the grid, and a dead worker is named by it
+    messages = {at: Message(RecordDict(), node, kind) for at, node in enumerate(nodes)}
     # the first message waits for worker processes to start and graphs to be loaded
     timeout = max(config.round_timeout, config.join_timeout)
     exchange = send_receive(
@@ -72,16 +67,17 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     for failure in exchange.failures:
         node, why = nodes[failure.partition_id], failure.reason
         out[node] = Lost(why) if failure.is_silent else Rejection(f"node {node}", why)
-    for index, reply in exchange.replies.items():
+    for at, reply in exchange.replies.items():
+        node = nodes[at]
         try:
-            kind = Rejection if Rejection.is_in(reply.content) else Description
-            answer: Description | Rejection = kind.from_record(reply.content)
+            form = Rejection if Rejection.is_in(reply.content) else Description
+            answer: Description | Rejection = form.from_record(reply.content)
             if answer.name in listed_names(config.without_owners):
                 answer = Rejection(answer.name, "without-owners leaves it out")
-            out[nodes[index]] = answer
+            out[node] = answer
         except Exception as error:  # any failure concerns this reply only
-            why = f"its description is malformed: {Failure.of(index, error).reason}"
-            out[nodes[index]] = Rejection(f"node {nodes[index]}", why)
+            why = f"its description is malformed: {Failure.of(at, error).reason}"
+            out[node] = Rejection(f"node {node}", why)
     return out
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl import Run
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
-from flower_fgl.strategies.rounds.discovery import _each_reason_once
+from flower_fgl.methods import parse_config
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.strategies.rounds.discovery import _each_reason_once, describe_nodes
 from tests.strategies.rounds.faulty_nodes import Plan, faulty, places_of
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
 from tests.support.owners import owner_graphs, run_owners
@@ -54,6 +56,27 @@ def test_one_bad_description_does_not_end_a_run_of_partition_ids(
     assert refused["name"].startswith("node ")
     assert ("malformed" if fault == "garbage" else "bug") in refused["reason"]
     assert f"{refused['name']} does not take part" in caplog.text
+
+
+def test_nodes_are_described_in_order_and_a_dead_worker_is_named_by_its_client() -> (
+    None
+):
+    asked = []
+
+    def client(message: Message, context: Context) -> Message:
+        asked.append(context.node_config["partition-id"])
+        raise RuntimeError("the actor died" if asked[-1] == 5 else "no room")
+
+    class WorkerGrid(LocalGrid):
+        """A grid whose name says that its clients are in worker processes."""
+
+    with task_identity(5):
+        grid = WorkerGrid(client, 8)
+        nodes = grid.get_node_ids()
+        with pytest.raises(RunError, match=r"that ran client 5 died"):
+            describe_nodes(grid, nodes, parse_config({}))
+        assert asked == list(range(8))
+        assert list(describe_nodes(grid, nodes[:5], parse_config({}))) == nodes[:5]
 
 
 def lying(*pids: int, **changes: Any) -> type[Nodes]:
