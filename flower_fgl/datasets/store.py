@@ -213,7 +213,7 @@ class ClientStore:
             return None
         if hashlib.sha256(data).hexdigest() != expected:
             return None
-        return load_safetensors(data)
+        return dict(sorted(load_safetensors(data).items()))  # load shuffles them
 
 
 def log_notes(

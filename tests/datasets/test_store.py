@@ -59,6 +59,12 @@ def test_the_store_restores_the_built_clients(setting: str) -> None:
         assert_same(opened.load(client.partition_id), client)
 
 
+def test_tensors_of_a_store_have_one_order() -> None:
+    opened = store.open_store(config(), 3)
+    orders = {tuple(opened.load(0).masks) for _ in range(20)}
+    assert orders == {("test", "train", "val")}
+
+
 def test_sparse_features_stay_sparse(own_cache: Path) -> None:
     x = csr_tensor(scipy.sparse.csr_matrix(np.eye(6)))
     masks = {
