@@ -61,7 +61,7 @@ def test_the_store_restores_the_built_clients(setting: str) -> None:
 
 def test_tensors_of_a_store_have_one_order() -> None:
     opened = store.open_store(config(), 3)
-    orders = {tuple(opened.load(0).masks) for _ in range(20)}
+    orders = {tuple(opened.load(0).graph.masks) for _ in range(20)}
     assert orders == {("test", "train", "val")}
 
 
