@@ -440,8 +440,12 @@ def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
     A sparse matrix times a transposed weight, and its gradient, then need no transposing
     copy, which takes longer than the products with thousands of features. Call this before
     an optimizer is constructed: fused ones read tensors in memory order, so that moments
-    and gradients set by hand must have the layout of their parameter.
+    and gradients set by hand must have the layout of their parameter. Entries of a
+    ``ParameterDict`` are features of nodes, not weights, and keep their layout.
     """
-    for parameter in model.parameters():
-        if parameter.dim() == 2 and parameter.shape[1] == num_features:
-            parameter.data = parameter.data.t().contiguous().t()
+    for module in model.modules():
+        if isinstance(module, nn.ParameterDict):
+            continue
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() == 2 and parameter.shape[1] == num_features:
+                parameter.data = parameter.data.t().contiguous().t()

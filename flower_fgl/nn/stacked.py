@@ -403,16 +403,17 @@ def stack_model(
         values = parameter.new_empty(shape)
         values = values.transpose(1, 2) if is_turned else values
         with torch.no_grad():
-            if isinstance(states, Mapping):
-                shared = states[name].to(values.device)
+            every = [states] if isinstance(states, Mapping) else states
+            rows = [state[name] for state in every]
+            if all(row is rows[0] for row in rows):
+                shared = rows[0].to(values.device)
                 # transposed once, not for each client
                 values.copy_(shared.t().contiguous().t() if is_turned else shared)
             elif is_turned:
-                for row, state in zip(values.unbind(), states, strict=True):
-                    row.copy_(state[name])
+                for value, row in zip(values.unbind(), rows, strict=True):
+                    value.copy_(row)
             else:
-                rows = [state[name].to(values.device) for state in states]
-                torch.stack(rows, out=values)
+                torch.stack([row.to(values.device) for row in rows], out=values)
         owner, _, key = name.rpartition(".")
         module = model.get_submodule(owner)
         module._parameters[key] = nn.Parameter(values)

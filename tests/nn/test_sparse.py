@@ -257,6 +257,15 @@ def test_weights_laid_out_by_columns_train_as_before(name: str) -> None:
         assert torch.equal(tensor, found[1][key])
 
 
+def test_learnable_features_keep_their_layout_while_weights_are_turned() -> None:
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(50, 8)
+    model.nodes = torch.nn.ParameterDict({"head": torch.rand(7, 50)})
+    lay_out_for_sparse(model, 50)
+    assert model.layer.weight.t().is_contiguous()
+    assert model.nodes["head"].is_contiguous()
+
+
 @pytest.mark.parametrize("width", [1, 15, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_any_width_equal_dense_ones(width: int, dtype: torch.dtype) -> None:
