@@ -104,24 +104,34 @@ class _Interpolation(torch.autograd.Function):
 
 
 def _basis(u: Tensor, count: int) -> Tensor:
-    """Return T_0(u) … T_(K−1)(u) of each row: (n, K, P)."""
-    basis = u.new_empty((len(u), count, u.shape[1]))
-    basis[:, 0], basis[:, 1] = 1, u
-    twice = 2 * u
+    """Return ±T_0(u) … ±T_(K−1)(u) of each row: (n, K, P), with :func:`_signs`.
+
+    So the recurrence of T_k is a sum: one pass over the rows for each k.
+    """
+    basis = u.new_empty((count, *u.shape))
+    basis[0], basis[1] = 1, u
     for k in range(2, count):
-        torch.mul(twice, basis[:, k - 1], out=basis[:, k])
-        basis[:, k] -= basis[:, k - 2]
-    return basis
+        twice = 2 if k % 2 else -2
+        torch.addcmul(basis[k - 2], u, basis[k - 1], value=twice, out=basis[k])
+    return basis.transpose(0, 1)
+
+
+def _signs(count: int) -> np.ndarray:
+    """Return the signs +, +, −, −, +, +, … of :func:`_basis`."""
+    signs: np.ndarray = 1.0 - 2 * (np.arange(count) // 2 % 2)
+    return signs
 
 
 @lru_cache(maxsize=32)
 def _matrices(
     count: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Map values at the K points to coefficients, and these to those of the slope."""
+    """Map values at the K points to coefficients, with signs, and these to the slope's."""
+    signs = _signs(count)
     matrix = np.linalg.inv(chebyshev.chebvander(chebyshev.chebpts1(count), count - 1))
     derivative = np.zeros((count, count))
     derivative[:-1] = chebyshev.chebder(np.eye(count))
+    matrix, derivative = signs[:, None] * matrix, np.outer(signs, signs) * derivative
     first, second = (
         torch.from_numpy(m).to(device, dtype) for m in (matrix, derivative)
     )
