@@ -120,9 +120,10 @@ class SAGEConv(_Layer):
                 return graph.linear(h, total, self.lin_l.bias)
             # outputs of nodes a, b: their sum depends on a + b, their difference on a - b
             a, b = (graph.x if h is None else h).chunk(2, dim=-2)
-            both = graph.linear((a + b) / 2, total, self.lin_l.bias)
-            gap = graph.linear((a - b) / 2, self.lin_r.weight - self.lin_l.weight)
-            return torch.cat([both + gap, both - gap], dim=-2)
+            bias = None if self.lin_l.bias is None else 2 * self.lin_l.bias
+            both = graph.linear(a + b, total, bias)
+            gap = graph.linear(a - b, self.lin_r.weight - self.lin_l.weight)
+            return torch.cat([both + gap, both - gap], dim=-2) / 2
         neighbours = graph.filtered_linear(
             h, self.lin_l.weight, self.lin_l.bias, kind="mean", coefficients=ONE_STEP
         )

@@ -267,16 +267,12 @@ def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_each(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map each client's rows (K, n, p) by its weights (K, q, p) and bias (K, q)."""
-    if weight.requires_grad and torch.is_grad_enabled():
-        return map_each(rows, weight.mT, bias)
-    out = torch.bmm(rows, weight.mT)  # baddbmm copies the bias to each row first
-    return out if bias is None else out.add_(bias[:, None])
+    return map_each(rows, weight.mT, bias)
 
 
 def _map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
-        return torch.bmm(rows, across)
-    return torch.baddbmm(bias[:, None], rows, across)
+    out = torch.bmm(rows, across)  # baddbmm copies the bias to each row first
+    return out if bias is None else out.add_(bias[:, None])
 
 
 class _MapEach(torch.autograd.Function):
