@@ -224,12 +224,13 @@ def pick(
         numbers = torch.cat(parts, dim=1)
     _draw(neighbour, start[drawn], degree[drawn], numbers)
     count = degree.clamp(max=limit)
-    begin = count.cumsum(0) - count
-    place = _repeat(start[:-1] - begin, count)
+    begin = F.pad(count.cumsum(0), (1, 0))
+    place = _repeat((start - begin)[:-1], count)
     place += torch.arange(len(place), device=place.device)
     nodes = torch.arange(size, device=place.device)
     # int64 indices: torch gathers by them twice as fast as by int32
-    return Pairs(_repeat(nodes, count), neighbour.index_select(0, place).long())
+    found = neighbour.index_select(0, place).long()
+    return Pairs(_repeat(nodes, count), found, None, {"start": begin})
 
 
 def _draw(neighbour: Tensor, start: Tensor, degree: Tensor, numbers: Tensor) -> None:

@@ -83,6 +83,8 @@ class HopAverage:
 
     def clients_of(self, nodes: Tensor) -> Tensor:
         """Return the client of each node, or of each centre in ``around``: 0 to K − 1."""
+        if self._num_clients == 1:
+            return torch.zeros_like(nodes)
         return nodes // self._width % self._num_clients
 
     @property
