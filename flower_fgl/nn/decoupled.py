@@ -1,5 +1,6 @@
 """Backbones that separate propagation from learnt transformations."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -193,28 +194,34 @@ class GAMLP(Backbone):
         powers = [graph.linear(None, first.weight)]
         for _ in range(self.steps):
             powers.append(operator.matmul(powers[-1]))
-        hops = torch.stack(powers) + graph.per_row(first.bias)  # (K + 1, N, p)
-        weight = recursive_attention(hops, attention.weight, attention.bias)
-        h = self._relu_dropout((weight[..., None] * hops).sum(0))
+        # The bias b of the first layer is that of every hop. Weights sum to 1, so b adds
+        # s · [b ‖ b] to all scores, and itself to the mixture.
+        both = torch.cat([first.bias, first.bias], dim=-1)
+        shift = attention.bias + (attention.weight * graph.per_row(both)).sum(-1)
+        h = graph.per_row(first.bias)
+        weight = recursive_attention(powers, attention.weight, shift)
+        for share, power in zip(weight, powers, strict=True):
+            h = h + share[..., None] * power
+        h = self._relu_dropout(h)
         for layer in rest:
             h = self._relu_dropout(graph.linear(h, layer.weight, layer.bias))
         return h
 
 
-def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def recursive_attention(hops: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
     """Weight each hop by comparing it with the mixture of the previous hops, GAMLP.
 
     The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k mixes
     the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights (K + 1, N) are
-    softmax(e_0..e_K). ``hops`` (K + 1, N, p) are x_0 to x_K, ``weight`` (1, 2p) is s. For
-    stacked clients all have one more dimension, before the last two of ``hops`` and
+    softmax(e_0..e_K). ``hops`` are x_0 to x_K, each (N, p), ``weight`` (1, 2p) is s. For
+    stacked clients all have one more dimension, before the last two of a hop and of
     ``weight``.
 
     The product with s distributes over the mixture, so each history is mixed as one number
     per hop instead of p.
     """
     halves = weight.view(*weight.shape[:-2], 2, -1)
-    parts = hops @ halves.transpose(-1, -2)  # (K + 1, N, 2)
+    parts = torch.stack([x @ halves.transpose(-1, -2) for x in hops])  # (K + 1, N, 2)
     of_history, of_hop = parts.unbind(-1)
     scores = [F.leaky_relu(of_history[0] + of_hop[0] + bias, 0.2)]
     for k in range(1, len(hops)):

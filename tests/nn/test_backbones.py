@@ -124,7 +124,9 @@ def test_outputs_and_gradients_equal_those_of_plain_pyg(
     got = torch.autograd.grad(F.cross_entropy(out, y), parameters)
     wanted = torch.autograd.grad(F.cross_entropy(expected, y), parameters)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    assert all(g.abs().sum() > 0 for g in got)
+    for (parameter, _), gradient in zip(model.named_parameters(), got, strict=True):
+        # GAMLP's softmax cancels a bias that moves all scores alike: rounding is left
+        assert parameter == "encoder.attention.bias" or gradient.abs().sum() > 0
 
 
 def test_appnp_is_the_published_model_up_to_the_bias_of_the_head(
