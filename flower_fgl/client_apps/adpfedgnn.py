@@ -108,7 +108,7 @@ class ADPFedGNNClientApp(GroupClientApp):
         """Return the shapes of the weights of backbone, agent and estimator."""
 
         def sizes() -> Sizes:
-            backbone, networks = initial_networks(client)
+            backbone, networks = empty_networks(client)
             return Sizes(state_shapes(backbone), state_shapes(networks))
 
         return client.cached(("adpfedgnn", "sizes"), sizes)
@@ -211,16 +211,19 @@ class ADPFedGNNClientApp(GroupClientApp):
         return open_networks(group, downloads)[0], None
 
 
-def initial_networks(client: Client) -> tuple[Backbone, nn.ModuleDict]:
-    """Build the client's backbone, and its agent and estimator, with initial weights."""
+def empty_networks(client: Client) -> tuple[Backbone, nn.ModuleDict]:
+    """Build the client's backbone, agent and estimator in uninitialised memory."""
     config, features = client.config, client.data.graph.num_features
     backbone = build_backbone(
         config,
         client.model_name,
         num_features=features,
         num_outputs=client.data.graph.target.width,
+        initialise=False,
     )
-    return backbone, build_networks(config, features, backbone.hidden_channels)
+    with torch.device("meta"):
+        networks = build_networks(config, features, backbone.hidden_channels)
+    return backbone, networks.to_empty(device="cpu")
 
 
 def open_networks(
@@ -228,7 +231,7 @@ def open_networks(
 ) -> tuple[TwoBranchNet, nn.ModuleDict]:
     """Return the clients' network, and their agent and estimator, updated by a download."""
     (first, *_), settings = group.clients, group.config.method_config
-    backbone, networks = initial_networks(first)
+    backbone, networks = empty_networks(first)
     first.settle(backbone)
     if first.data.graph.graph.x.layout == torch.sparse_csr:
         width = 2 * first.data.graph.num_features + 1  # of the agent
@@ -602,4 +605,4 @@ def mean_of(values: Sequence[float]) -> float:
 
 def share_of(mask: Tensor) -> float:
     """Return the share of entries of a mask that are 1, in [0, 1]."""
-    return float(mask.float().mean())
+    return float(mask.sum()) / mask.numel()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 __all__ = ["EdgeOperator", "EdgePattern", "Operator", "SparseOperator"]
 __all__ += ["apply_function", "computed_once", "csr_matrix", "index_sum"]
-__all__ += ["lay_out_for_sparse", "memo_bytes", "multiply", "narrow_csr", "quiet_csr"]
-__all__ += ["with_slope"]
+__all__ += ["lay_out_for_sparse", "marked", "memo_bytes", "multiply", "narrow_csr"]
+__all__ += ["quiet_csr", "with_slope"]
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -374,6 +374,16 @@ class EdgeOperator:
         messages = self.value[:, None] * dense.index_select(0, self.column)
         out = index_sum(messages, self.row, self.num_rows)
         return out if bias is None else out + bias
+
+
+def marked(mask: Tensor) -> Tensor:
+    """Return the positions of the true entries of a mask (n,), ascending, int64.
+
+    ``x.index_select(0, marked(mask))`` takes a third of the time of ``x[mask]`` on a CPU.
+    """
+    if mask.device.type != "cpu":
+        return mask.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

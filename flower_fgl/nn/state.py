@@ -51,8 +51,16 @@ def state_to_vector(
 
     Stacked tensors (K, ...) give (K, P).
     """
-    first = int(is_stacked)
-    return torch.cat([t.detach().flatten(first) for t in tensors.values()], dim=first)
+    first, parts = int(is_stacked), [t.detach() for t in tensors.values()]
+    shapes = {name: t.shape[first:] for name, t in tensors.items()}
+    size = sum(shape.numel() for shape in shapes.values())
+    vector = parts[0].new_empty(*parts[0].shape[:first], size)
+    # one copy, where concatenating flattened tensors copies those of other layouts twice
+    for place, part in zip(
+        vector_to_state(vector, shapes).values(), parts, strict=True
+    ):
+        place.copy_(part)
+    return vector
 
 
 def vector_to_state(

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.nn.sparse import marked
 from flower_fgl.protocols.arrays import ANY, Layout, read_arrays
 from flower_fgl.protocols.base import (
     Payload,
@@ -88,7 +89,7 @@ class MaskedWeights(Payload):
     def to_record(self) -> RecordDict:
         """Pack into the records ``masked`` and ``networks``."""
         masked = {
-            VALUES: self.values[self.mask],
+            VALUES: self.values.index_select(0, marked(self.mask)),
             BITS: self._bits,
             WEIGHT: torch.tensor([self.weight], dtype=torch.int32),
         }
@@ -114,6 +115,6 @@ class MaskedWeights(Payload):
                 f"description before round 1, got {weight:g}."
             )
         values = torch.zeros(size)
-        values[mask] = kept
+        values.index_copy_(0, marked(mask), kept)
         networks = read_tensors(content, NETWORKS, spec.networks)
         return cls(values, mask, networks, int(weight))

@@ -7,7 +7,7 @@ of a :class:`~flower_fgl.nn.stacked.StackedInput`, and other shapes begin with K
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -117,6 +117,35 @@ def feature_table(graph: GraphInput, nodes: Tensor) -> tuple[GraphInput, Tensor]
     return GraphInput(select_rows(graph.x, nodes.flatten()), edges), rows
 
 
+Projection = tuple[Tensor, Tensor, Tensor]
+"""The first layer's maps of a table's nodes as targets and as candidates, and of b."""
+
+
+class _InParts(torch.autograd.Function):
+    """Divide the weights of ``[x_v ; x_u ; b]``, whose gradient has their layout.
+
+    Autograd's own concatenates the gradients and adds them, before it copies the sum.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Projection:
+        ctx.save_for_backward(weight)
+        return _parts(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Tensor:
+        gradient = torch.empty_like(*ctx.saved_tensors)
+        for part, found in zip(_parts(gradient), outputs, strict=True):
+            part.copy_(found)
+        return gradient
+
+
+def _parts(weight: Tensor) -> Projection:
+    size = weight.shape[-1] // 2
+    of_target, of_neighbour, of_branch = torch.split(weight, [size, size, 1], dim=-1)
+    return of_target, of_neighbour, of_branch
+
+
 class QNetwork(nn.Module):
     """Q(s, a) of dropping and of keeping a neighbour, ADPFedGNN Sec. 3.2.
 
@@ -131,24 +160,25 @@ class QNetwork(nn.Module):
             nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
         )
 
-    def project(self, table: GraphInput) -> tuple[Tensor, Tensor]:
-        """Map features for the roles of target and candidate: two (n, width).
+    def project(self, table: GraphInput) -> Projection:
+        """Map features for the roles of target and candidate: two (n, width), and b.
 
         The first layer is linear in ``[x_v ; x_u ; b]``, so each node's part is
-        computed once for all its pairs.
+        computed once for all its pairs. The map of b is (1, width).
         """
-        sizes = [table.num_features, table.num_features, 1]
-        of_target, of_neighbour, _ = torch.split(self.first.weight, sizes, dim=-1)
+        parts: Projection = _InParts.apply(self.first.weight)  # type: ignore[no-untyped-call]
+        of_target, of_neighbour, of_branch = parts
         target = table.linear(None, of_target, self.first.bias)
-        return target, table.linear(None, of_neighbour)
+        return target, table.linear(None, of_neighbour), of_branch.mT
 
-    def forward(self, target: Tensor, neighbour: Tensor, branch: Tensor) -> Tensor:
+    def forward(
+        self, target: Tensor, neighbour: Tensor, of_branch: Tensor, branch: Tensor
+    ) -> Tensor:
         """Return Q(s, ·), the values of dropping and of keeping each of m pairs: (m, 2).
 
-        ``target`` and ``neighbour`` (m, width) are rows of the results of
-        :meth:`project`, and ``branch`` (m, 1) is b.
+        ``target`` and ``neighbour`` (m, width) are rows of the first two results of
+        :meth:`project`, ``of_branch`` is the third, and ``branch`` (m, 1) is b.
         """
-        of_branch = self.first.weight[..., None, :, -1]
         hidden = torch.addcmul(target + neighbour, branch, of_branch)
         return map_rows(self.rest, hidden)
 
@@ -168,7 +198,7 @@ def keep_probabilities(
     table: GraphInput,
     pairs: Candidates,
     counts: Sequence[int] | None = None,
-    known: tuple[Tensor, Tensor] | None = None,
+    known: Projection | None = None,
 ) -> Tensor:
     """Return P(keep | s) of each candidate in each branch, (2, m), ADPFedGNN Eq. (2).
 
@@ -180,23 +210,23 @@ def keep_probabilities(
     if counts is not None:
         ragged = Ragged(counts, table.device)
         pairs = Candidates(*(column[ragged.index] for column in pairs))
-    of_target, of_neighbour = known or project_rows(agent, table)
+    of_target, of_neighbour, of_branch = known or project_rows(agent, table)
     hidden = rows_at(of_target, pairs.target).add_(
         rows_at(of_neighbour, pairs.neighbour)
     )
     chances = []
     for b in range(BRANCHES):
         if b:
-            hidden += agent.first.weight[..., None, :, -1]
+            hidden += of_branch
         chances.append(agent.preference(hidden).sigmoid())  # 2-way softmax
     found = torch.stack(chances)
     return found if ragged is None else ragged.flat(found)
 
 
-def project_rows(agent: QNetwork, table: GraphInput) -> tuple[Tensor, Tensor]:
+def project_rows(agent: QNetwork, table: GraphInput) -> Projection:
     """Return the results of :meth:`QNetwork.project` with a row per node."""
-    of_target, of_neighbour = agent.project(table)
-    return of_target.flatten(0, -2), of_neighbour.flatten(0, -2)
+    of_target, of_neighbour, of_branch = agent.project(table)
+    return of_target.flatten(0, -2), of_neighbour.flatten(0, -2), of_branch
 
 
 def rows_at(matrix: Tensor, index: Tensor) -> Tensor:
@@ -338,8 +368,8 @@ def td_loss(
     steps: Steps,
     *,
     discount: float,
-    of_agent: tuple[Tensor, Tensor] | None = None,
-    of_frozen: tuple[Tensor, Tensor] | None = None,
+    of_agent: Projection | None = None,
+    of_frozen: Projection | None = None,
 ) -> Tensor:
     """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
 
@@ -355,13 +385,14 @@ def td_loss(
     table, (target, neighbour, following) = feature_table(
         graph, torch.stack(nodes).long()
     )
-    of_target, of_neighbour = of_agent or project_rows(agent, table)
-    values = agent(rows_at(of_target, target), rows_at(of_neighbour, neighbour), branch)
+    of_target, of_neighbour, *of_branch = of_agent or project_rows(agent, table)
+    mapped = rows_at(of_target, target), rows_at(of_neighbour, neighbour)
+    values = agent(*mapped, *of_branch, branch)
     chosen = values.gather(-1, steps.action[..., None].long()).squeeze(-1)
     with torch.no_grad():
-        of_target, of_neighbour = of_frozen or project_rows(frozen, table)
-        first = rows_at(of_target, target), rows_at(of_neighbour, following)
-        ahead = frozen(*first, branch).amax(dim=-1)
+        of_target, of_neighbour, *of_branch = of_frozen or project_rows(frozen, table)
+        mapped = rows_at(of_target, target), rows_at(of_neighbour, following)
+        ahead = frozen(*mapped, *of_branch, branch).amax(dim=-1)
         goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 
@@ -490,8 +521,8 @@ class NeighbourAgent:
         self.frozen = copy.deepcopy(network)
         self._rows = graph.num_rows if isinstance(graph, StackedInput) else 0
         # a stack has one table, so that both networks map it once a round, or once a step
-        self._of_frozen: tuple[Tensor, Tensor] | None = None
-        self._of_network: tuple[Tensor, Tensor] | None = None
+        self._of_frozen: Projection | None = None
+        self._of_network: Projection | None = None
         if self._rows:
             with torch.no_grad():
                 self._of_frozen = project_rows(self.frozen, graph)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flower_fgl.nn.sparse import marked
+
 __all__ = ["global_mask", "local_mask", "masked_mean", "per_tensor", "personalise"]
 
 EPSILON = 1e-12
@@ -94,7 +96,7 @@ def _largest(values: Tensor, eligible: Tensor, counts: Tensor) -> Tensor:
 def _largest_of_row(values: Tensor, eligible: Tensor, count: int) -> Tensor:
     if count <= 0:
         return torch.zeros_like(eligible)
-    among = values[eligible]
+    among = values.index_select(0, marked(eligible))
     if count >= len(among):
         return eligible
     if among.device.type == "cpu":
@@ -126,7 +128,7 @@ def masked_mean(
 ) -> Tensor:
     """Average the weights that the clients share, ADPFedGNN Eq. (14): (P,), float32.
 
-    θ_i, ``values`` (K, P), are read where M^g_i, ``masks`` (K, P), are true; n_i,
+    ``values`` (K, P) are θ_i where M^g_i, ``masks`` (K, P), are true, and 0 elsewhere; n_i,
     ``weights`` (K,), float64, are positive; ``previous`` (P,) is θ^global.
     ``is_literal`` divides by the sum of all n_i, as printed.
 
@@ -138,9 +140,8 @@ def masked_mean(
        divided by the weights of the clients that share it, and keeps its previous value
        if none does.
     """
-    shared = masks.double()  # products with booleans take several times as long
-    total = weights @ (values * shared)
+    total = weights @ values.double()
     if is_literal:
         return (total / weights.sum()).float()
-    share = weights @ shared
+    share = weights @ masks.double()
     return torch.where(share > 0, total / share.clamp(min=EPSILON), previous).float()

@@ -115,11 +115,16 @@ def residual_loss(
 
 
 def build_backbone(
-    config: Any, name: str, *, num_features: int, num_outputs: int
+    config: Any,
+    name: str,
+    *,
+    num_features: int,
+    num_outputs: int,
+    initialise: bool = True,
 ) -> Backbone:
     """Build ``num-layers`` layers d→H→H and a linear classifier H→C of nodes.
 
-    The initial weights are those of the run's seed, equal on server and clients.
+    The initial weights are those of the run's seed, or uninitialised memory.
     """
     with seeded(derive_seed(config.seed, 0, SERVER, "init")):
         return build_model(
@@ -130,6 +135,7 @@ def build_backbone(
             num_layers=config.num_layers,
             dropout=config.dropout,
             has_linear_head=True,
+            initialise=initialise,
         )
 
 

@@ -171,8 +171,8 @@ def test_the_factored_first_layer_is_that_of_the_whole_state(
     agent = QNetwork(D, 16)
     v, u = torch.randint(N, (2, 30), generator=generator)
     b = torch.randint(2, (30, 1), generator=generator).float()
-    of_target, of_neighbour = agent.project(graph)
-    found = agent(of_target[v], of_neighbour[u], b)
+    of_target, of_neighbour, of_branch = agent.project(graph)
+    found = agent(of_target[v], of_neighbour[u], of_branch, b)
     assert found.shape == (30, 2)
     torch.testing.assert_close(
         found, values_by_concatenation(agent, dense(graph), v, u, b)

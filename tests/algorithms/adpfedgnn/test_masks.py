@@ -162,7 +162,7 @@ def test_vector_to_state_undoes_state_to_vector(generator: torch.Generator) -> N
 def masked_mean_of(literal: bool) -> list[float]:
     return masked_mean(
         torch.tensor([7.0, 7.0]),
-        torch.tensor([[2.0, 1.0], [4.0, 1.0]]),
+        torch.tensor([[2.0, 0.0], [0.0, 0.0]]),
         torch.tensor([[True, False], [False, False]]),
         torch.tensor([100.0, 300.0], dtype=torch.float64),
         is_literal=literal,
