@@ -363,10 +363,7 @@ def test_the_replay_buffer_stores_pairs_of_the_graph() -> None:
     replay = client.state.group("agent")
     size = int(replay["cursor"][1])
     edges = {tuple(pair) for pair in client.data.inputs[0].edge_index.T.tolist()}
-    for v, u, ahead in zip(
-        *(replay[n][:size].tolist() for n in ("target", "neighbour", "following")),
-        strict=True,
-    ):
+    for v, u, ahead in replay["numbers"][:3, :size].T.tolist():
         assert (u, v) in edges
         assert ahead == -1 or (ahead, v) in edges
 

@@ -262,23 +262,26 @@ def reward(loss: float, history: Sequence[float], *, is_literal: bool = False) -
 class RunningDeviation:
     """Standard deviation of a sequence, with exponentially falling weights.
 
-    ``sums`` (3,), float64: of the weights, the weighted values and their squares.
+    ``sums`` are those of the weights, the weighted values and their squares.
     """
 
     MEMORY = 0.99
     """Factor by which a value's weight falls with each later value."""
 
-    def __init__(self, sums: Tensor | None = None) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64) if sums is None else sums
+    def __init__(self, sums: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+        self.sums = sums
 
     def add(self, value: float) -> None:
         """Append a value."""
-        new = torch.tensor([1.0, value, value * value], dtype=torch.float64)
-        self.sums = self.MEMORY * self.sums + new
+        new = (1.0, value, value * value)
+        self.sums = [
+            self.MEMORY * before + added
+            for before, added in zip(self.sums, new, strict=True)
+        ]
 
     def value(self) -> float:
         """Return the deviation; 1 while the values do not differ."""
-        total, first, second = self.sums.tolist()
+        total, first, second = self.sums
         if not total:
             return 1.0
         variance = second / total - (first / total) ** 2
@@ -294,36 +297,26 @@ def next_candidates(pairs: Candidates) -> Tensor:
 
 
 class Steps(NamedTuple):
-    """Steps (s, a, r, s') of the agent, all of length m.
+    """Steps (s, a, r, s') of the agent.
 
-    ``target``, ``neighbour`` and ``following`` (v, u, and u' of s'; −1 where the
-    episode ends), int32, are nodes of the client's graph; ``branch`` and ``action`` (b,
-    a) are int32.
+    ``numbers`` (5, m), int32, are v, u and u' of s' (−1 where the episode ends), which are
+    nodes of the client's graph, b and a. ``reward`` (m,) is r.
     """
 
-    target: Tensor
-    neighbour: Tensor
-    following: Tensor
-    branch: Tensor
-    action: Tensor
+    numbers: Tensor
     reward: Tensor
-
-    @classmethod
-    def empty(cls, size: int) -> Self:
-        """Allocate ``size`` steps of zeros."""
-        v, u, following, b, a = torch.zeros(5, size, dtype=torch.int32)
-        return cls(v, u, following, b, a, torch.zeros(size))
 
     def take(self, index: Tensor) -> Self:
         """Return the steps at the given indices."""
-        return type(self)(*(column[index] for column in self))
+        return type(self)(*(column.index_select(-1, index) for column in self))
 
 
 class ReplayBuffer:
     """Ring buffer of the agent's last steps: node numbers and rewards, no features."""
 
     def __init__(self, capacity: int) -> None:
-        self.steps = Steps.empty(capacity)
+        numbers = torch.zeros(5, capacity, dtype=torch.int32)
+        self.steps = Steps(numbers, torch.zeros(capacity))
         self.cursor = torch.zeros(2, dtype=torch.int64)
 
     def __len__(self) -> int:
@@ -338,9 +331,10 @@ class ReplayBuffer:
             chosen = torch.randperm(count, generator=generator)[:capacity]
             steps, count = steps.take(chosen), capacity
         start, filled = self.cursor.tolist()
-        slots = (start + torch.arange(count)) % capacity
-        for ring, column in zip(self.steps, steps, strict=True):
-            ring[slots] = column.to(ring)
+        until_end = min(count, capacity - start)
+        for ring, new in zip(self.steps, steps, strict=True):
+            ring[..., start : start + until_end] = new[..., :until_end]
+            ring[..., : count - until_end] = new[..., until_end:]
         self.cursor = torch.tensor(
             [(start + count) % capacity, min(capacity, filled + count)]
         )
@@ -375,25 +369,22 @@ def td_loss(
 
     Q is ``agent``, Q⁻ ``frozen``, its copy from the beginning of the round, and γ
     ``discount``. ``steps`` are a batch of m steps, which index the nodes of the client's
-    ``graph``; of a stack (K, m), which gives losses (K,). ``of_agent`` and
+    ``graph``; of a stack (5, K, m) and (K, m), which gives losses (K,). ``of_agent`` and
     ``of_frozen`` are the :func:`project_rows` of the two networks, if they are known.
     """
-    steps = Steps(*(column.to(graph.device) for column in steps))
-    branch = steps.branch[..., None].to(graph.x.dtype)
-    is_done = steps.following < 0
-    nodes = [steps.target, steps.neighbour, steps.following.clamp(min=0)]
-    table, (target, neighbour, following) = feature_table(
-        graph, torch.stack(nodes).long()
-    )
+    numbers, rewards = (column.to(graph.device) for column in steps)
+    nodes, (branches, action) = numbers[:3].long(), numbers[3:]
+    branch, is_done = branches[..., None].to(graph.x.dtype), nodes[2] < 0
+    table, (target, neighbour, following) = feature_table(graph, nodes.clamp(min=0))
     of_target, of_neighbour, *of_branch = of_agent or project_rows(agent, table)
     mapped = rows_at(of_target, target), rows_at(of_neighbour, neighbour)
     values = agent(*mapped, *of_branch, branch)
-    chosen = values.gather(-1, steps.action[..., None].long()).squeeze(-1)
+    chosen = values.gather(-1, action[..., None].long()).squeeze(-1)
     with torch.no_grad():
         of_target, of_neighbour, *of_branch = of_frozen or project_rows(frozen, table)
         mapped = rows_at(of_target, target), rows_at(of_neighbour, following)
         ahead = frozen(*mapped, *of_branch, branch).amax(dim=-1)
-        goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
+        goal = rewards + discount * ahead.masked_fill(is_done, 0.0)
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 
 
@@ -433,7 +424,8 @@ class AgentMemory:
         self.method_config, self.replay = method_config, replay
         kept = dict(kept)
         self.history: list[float] = kept.pop("losses", torch.empty(0)).tolist()
-        self.deviation = RunningDeviation(kept.pop("reward-sums", None))
+        sums = kept.pop("reward-sums", torch.zeros(3)).tolist()
+        self.deviation = RunningDeviation(sums)
         self.buffer = ReplayBuffer(method_config.buffer)
         self.buffer.load(kept)
         self.rates: list[float] = []
@@ -451,37 +443,23 @@ class AgentMemory:
             self._append_loss(task)
         return gain
 
-    def store(
-        self, pairs: Candidates, following: Tensor, kept: Tensor, gain: float
-    ) -> None:
-        """Store a step for pairs (m,) and branches, a random part if there are many.
+    def store(self, nodes: Tensor, kept: Tensor, gain: float) -> None:
+        """Store a step for pairs and branches, a random part if there are many.
 
-        All tensors are on the CPU; ``following`` (m,) is that of :func:`next_candidates`,
-        and ``kept`` (2, m) of :meth:`NeighbourAgent.choose`.
+        All tensors are on the CPU; ``nodes`` (3, m) are targets, neighbours and the
+        result of :func:`next_candidates`, ``kept`` (2, m) that of
+        :meth:`NeighbourAgent.choose`.
         """
-        size = len(following)
+        size = nodes.shape[1]
         part = torch.arange(BRANCHES * size)
         limit = self.method_config.steps_per_batch
         if 0 < limit < len(part):
             part = torch.randperm(len(part), generator=self.replay)[:limit]
-        pair = part % max(size, 1)
-        steps = Steps(
-            pairs.target[pair],
-            pairs.neighbour[pair],
-            following[pair],
-            part // max(size, 1),
-            kept.flatten()[part],
-            torch.full((len(part),), gain),
-        )
-        self.buffer.push(steps, self.replay)
-
-    def draw(self) -> Steps:
-        """Draw steps whose rewards are divided by their running deviation."""
-        steps = self.buffer.draw(REPLAY_BATCH, self.replay)
-        if self.method_config.reward_norm == "none":
-            return steps
-        scaled = steps.reward / self.deviation.value()
-        return steps._replace(reward=scaled.clamp(-LARGEST, LARGEST))
+        branch = part // max(size, 1)
+        chosen = nodes.index_select(1, part - size * branch)
+        action = kept.flatten().index_select(0, part).long()
+        numbers = torch.cat([chosen, torch.stack([branch, action])])
+        self.buffer.push(Steps(numbers, torch.full((len(part),), gain)), self.replay)
 
     def distinct_rewards(self) -> int:
         """Count the different rewards in the replay buffer."""
@@ -497,7 +475,7 @@ class AgentMemory:
         if self.method_config.reward_scale == "round" and self._losses:
             self._append_loss(sum(self._losses) / len(self._losses))
         losses = torch.tensor(self.history, dtype=torch.float64)
-        sums = self.deviation.sums
+        sums = torch.tensor(self.deviation.sums, dtype=torch.float64)
         return {**self.buffer.tensors(), "losses": losses, "reward-sums": sums}
 
 
@@ -540,18 +518,34 @@ class NeighbourAgent:
         chance = keep_probabilities(
             self.network, table, pairs, stacked, self._of_network
         )
-        parts = []
-        chances = torch.split(chance, list(counts), dim=1)
-        for mine, draws, memory in zip(chances, self.draws, self.memories, strict=True):
-            draw = torch.rand(mine.shape, generator=draws).to(mine.device)
-            kept = draw < mine
-            if memory.method_config.selection == "random-drop":
-                kept = shuffled(kept, draws)
-            if mine.numel():  # none if all nodes of the batch are isolated
-                memory.rates.append(float(kept.float().mean()))
-                memory.spreads.append(float(mine.std(correction=0)))
-            parts.append(kept)
-        return torch.cat(parts, dim=1)
+        draws = [
+            torch.rand(BRANCHES, count, generator=generator)
+            for count, generator in zip(counts, self.draws, strict=True)
+        ]
+        kept = torch.cat(draws, dim=1).to(chance.device) < chance
+        if self.memories[0].method_config.selection == "random-drop":
+            parts = torch.split(kept, list(counts), dim=1)
+            kept = torch.cat(list(map(shuffled, parts, self.draws)), dim=1)
+        self._note(chance, kept, counts)
+        return kept
+
+    def _note(self, chance: Tensor, kept: Tensor, counts: Sequence[int]) -> None:
+        """Note the statistics of a batch in the clients' memories."""
+        sizes = torch.tensor(counts, device=chance.device)
+        client = torch.repeat_interleave(sizes)
+
+        def means(values: Tensor) -> Tensor:
+            sums = values.new_zeros(len(sizes)).index_add(0, client, values.sum(0))
+            return sums / (BRANCHES * sizes)
+
+        share = means(kept.double())
+        around = chance.double() - means(chance.double())[client]
+        spread = means(around.square()).sqrt()
+        rows = zip(self.memories, counts, share.tolist(), spread.tolist(), strict=True)
+        for memory, count, rate, deviation in rows:
+            if count:  # 0 if all nodes of the batch are isolated
+                memory.rates.append(rate)
+                memory.spreads.append(deviation)
 
     def learn(
         self,
@@ -567,14 +561,16 @@ class NeighbourAgent:
         graph; ``counts`` and ``kept`` (2, m) are those of :meth:`choose`, and ``tasks``
         L_task of each client's batch.
         """
-        columns = torch.stack([*pairs, following]).cpu()
-        parts = torch.split(columns, list(counts), dim=1)
+        nodes = torch.stack([*pairs, following]).cpu()
+        if self._rows:
+            first = self._rows * torch.repeat_interleave(torch.tensor(counts))
+            nodes = torch.where(nodes < 0, nodes, nodes - first)
+        parts = torch.split(nodes, list(counts), dim=1)
         choices = torch.split(kept.cpu(), list(counts), dim=1)
-        for number, (memory, part, mine, task) in enumerate(
-            zip(self.memories, parts, choices, tasks, strict=True)
+        for memory, part, mine, task in zip(
+            self.memories, parts, choices, tasks, strict=True
         ):
-            own = torch.where(part < 0, part, part - number * self._rows)
-            memory.store(Candidates(own[0], own[1]), own[2], mine, memory.reward(task))
+            memory.store(part, mine, memory.reward(task))
         self.network.zero_grad()
         if all(len(memory.buffer) for memory in self.memories):
             loss = td_loss(
@@ -589,15 +585,21 @@ class NeighbourAgent:
             loss.sum().backward()  # type: ignore[no-untyped-call]
 
     def _drawn(self) -> Steps:
-        """Draw steps of all clients, (K, m), as nodes of the graph; of one client (m,)."""
-        drawn = [memory.draw() for memory in self.memories]
+        """Draw steps of all clients as nodes of the graph, see :func:`td_loss`.
+
+        Their rewards are divided by the client's running deviation.
+        """
+        drawn = [
+            memory.buffer.draw(REPLAY_BATCH, memory.replay) for memory in self.memories
+        ]
+        numbers = torch.stack([steps.numbers for steps in drawn], dim=1)
+        rewards = torch.stack([steps.reward for steps in drawn])
+        if self.memories[0].method_config.reward_norm != "none":
+            units = [memory.deviation.value() for memory in self.memories]
+            rewards = rewards / torch.tensor(units)[:, None]
+            rewards.clamp_(-LARGEST, LARGEST)
         if not self._rows:
-            return drawn[0]
-        steps = Steps(*(torch.stack(columns) for columns in zip(*drawn, strict=True)))
+            return Steps(numbers[:, 0], rewards[0])
         first = self._rows * torch.arange(len(drawn), dtype=torch.int32)[:, None]
-        following = steps.following
-        return steps._replace(
-            target=steps.target + first,
-            neighbour=steps.neighbour + first,
-            following=torch.where(following < 0, following, following + first),
-        )
+        numbers[:3] += (numbers[:3] >= 0) * first
+        return Steps(numbers, rewards)

@@ -228,7 +228,11 @@ def steps_of(*neighbours: int) -> Steps:
     count = len(neighbours)
     column = torch.tensor(neighbours)
     zeros = torch.zeros(count, dtype=torch.int64)
-    return Steps(column, column, column, zeros, zeros, column.float())
+    return Steps(torch.stack([column, column, column, zeros, zeros]), column.float())
+
+
+def targets(steps: Steps) -> list[int]:
+    return steps.numbers[0].tolist()
 
 
 def test_the_buffer_is_a_ring(generator: torch.Generator) -> None:
@@ -237,12 +241,12 @@ def test_the_buffer_is_a_ring(generator: torch.Generator) -> None:
     assert len(buffer) == 3
     buffer.push(steps_of(4, 5), generator)
     assert len(buffer) == 4
-    assert sorted(buffer.steps.target.tolist()) == [2, 3, 4, 5]  # 1 was the oldest
+    assert sorted(targets(buffer.steps)) == [2, 3, 4, 5]  # 1 was the oldest
     other = ReplayBuffer(4)
     other.load({name: t.clone() for name, t in buffer.tensors().items()})
     other.push(steps_of(6), generator)
-    assert sorted(other.steps.target.tolist()) == [3, 4, 5, 6]
-    assert set(other.draw(50, generator).target.tolist()) == {3, 4, 5, 6}
+    assert sorted(targets(other.steps)) == [3, 4, 5, 6]
+    assert set(targets(other.draw(50, generator))) == {3, 4, 5, 6}
 
 
 def test_a_random_subset_is_kept_if_steps_exceed_the_capacity(
@@ -250,7 +254,7 @@ def test_a_random_subset_is_kept_if_steps_exceed_the_capacity(
 ) -> None:
     buffer = ReplayBuffer(4)
     buffer.push(steps_of(*range(100)), generator)
-    kept = buffer.steps.target.tolist()
+    kept = targets(buffer.steps)
     assert len(set(kept)) == len(buffer) == 4
     assert kept != [96, 97, 98, 99]
     assert buffer.steps.reward.tolist() == [float(k) for k in kept]
@@ -276,7 +280,8 @@ def test_the_loss_of_the_agent_equals_a_loop(
             best = values_by_concatenation(frozen, dense(graph), *following).max()
             goal = goal + discount * best.detach()
         losses.append(F.huber_loss(value, goal))
-    loss = td_loss(agent, frozen, graph, Steps(v, u, ahead, b, a, r), discount=discount)
+    steps = Steps(torch.stack([v, u, ahead, b, a]), r)
+    loss = td_loss(agent, frozen, graph, steps, discount=discount)
     torch.testing.assert_close(loss, torch.stack(losses).mean())
     loss.backward()
     assert float(agent.first.weight.grad.abs().sum()) > 0
@@ -397,8 +402,8 @@ def test_the_stored_part_of_a_batch_is_random_and_has_both_branches() -> None:
     learn(agent_of(memory), many(300), kept, 1.0)
     steps = memory.buffer.steps.take(torch.arange(len(memory.buffer)))
     assert len(steps.reward) == 100
-    assert 30 < int(steps.branch.sum()) < 70
-    assert 30 < int(steps.action.sum()) < 70
+    assert 30 < int(steps.numbers[3].sum()) < 70
+    assert 30 < int(steps.numbers[4].sum()) < 70
 
 
 def test_the_running_deviation_is_that_of_the_last_values() -> None:
