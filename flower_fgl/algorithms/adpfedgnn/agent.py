@@ -463,8 +463,7 @@ class AgentMemory:
 
     def distinct_rewards(self) -> int:
         """Count the different rewards in the replay buffer."""
-        rewards = self.buffer.steps.reward[: len(self.buffer)]
-        return len(set(rewards.tolist()))
+        return len(self.buffer.steps.reward[: len(self.buffer)].unique())
 
     def _append_loss(self, loss: float) -> None:
         """Append a loss to the history that rewards are computed from."""
