@@ -58,6 +58,7 @@ from flower_fgl.algorithms.adpfedgnn.network import (
     residual_loss,
 )
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.state import part_of
 from flower_fgl.client_apps.runtime.training import train_and_check
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.group import (
@@ -166,9 +167,9 @@ class ADPFedGNNClientApp(GroupClientApp):
         if not settings.decouple:
             return
         received = vectors(downloads)
-        before = [client.state.group("received") for client in group.clients]
+        before = group.stored("received")
         for client, weights in zip(group.clients, received, strict=True):
-            client.state.set_group("received", {"weights": weights})
+            client.state.set_group("received", {"weights": weights}, is_copied=False)
         known = [place for place, found in enumerate(before) if found]
         if not known:
             return
@@ -236,25 +237,33 @@ def open_networks(
     if first.data.graph.graph.x.layout == torch.sparse_csr:
         width = 2 * first.data.graph.num_features + 1  # of the agent
         lay_out_for_sparse(networks, width)
-    if group.is_stacked:
-        for module in (backbone, networks):
-            group.load(module, module.state_dict())
+    saved = group.stored()
+    received = [one for one in downloads if one is not None]
+    own: list[Mapping[str, Tensor]]
+    own = [part_of(state, "branch.backbone.") for state in saved]
+    if received:
+        # without own weights or decoupling, the download replaces all weights
+        own = [
+            mine if mine and settings.decouple else one.weights
+            for mine, one in zip(own, received, strict=True)
+        ]
+        group.load(networks, [one.networks for one in received])
+    elif settings.has_agent:
+        agents = [part_of(state, "agent.") for state in saved]
+        group.load(networks["agent"], agents)
+    group.load(backbone, own)
     networks.to(group.device)
     agent = cast(QNetwork, networks["agent"]) if settings.has_agent else None
     seeds = [client.seed(0, "evaluation") for client in group.clients]
     net = TwoBranchNet(backbone, agent, settings, seeds=seeds).to(group.device)
-    saved = group.stored()
-    load_rows(group, net, saved)
-    received = [one for one in downloads if one is not None]
-    if received:
-        load_rows(group, networks, [one.networks for one in received])
+    masks = dict(net.named_buffers())
+    for mine, state in zip(group.split(masks), saved, strict=True):
+        for name, mask in mine.items() if state else ():
+            mask.copy_(state[name])
+    if received and settings.decouple and any(saved):
         weights = torch.stack(vectors(received)).to(group.device)
-        # without own weights or decoupling, the download replaces all weights
-        is_known = torch.tensor([bool(s) and settings.decouple for s in saved])
-        mask = net.local_mask & is_known.to(group.device)[:, None].expand_as(weights)
-        net.load_weights(
-            personalise(net.weights(), weights, mask).view_as(net.local_mask)
-        )
+        mixed = personalise(net.weights(), weights, net.local_mask)
+        net.load_weights(mixed.view_as(net.local_mask))
     return net, networks
 
 
@@ -263,21 +272,6 @@ def vectors(downloads: Sequence[SharedWeights]) -> list[Tensor]:
     found = {id(one): one for one in downloads}
     flat = {place: state_to_vector(one.weights) for place, one in found.items()}
     return [flat[id(one)] for one in downloads]
-
-
-@torch.no_grad()
-def load_rows(
-    group: Group, module: nn.Module, states: Sequence[Mapping[str, Tensor]]
-) -> None:
-    """Load the state of each client; an empty one changes nothing."""
-    tensors = module.state_dict()
-    if all(state is states[0] for state in states):
-        for name, value in states[0].items():
-            tensors[name].copy_(value)
-        return
-    for row, state in zip(group.split(tensors), states, strict=True):
-        for name, value in state.items():
-            row[name].copy_(value)
 
 
 class Batch(NamedTuple):
@@ -565,7 +559,7 @@ class LocalTraining:
             for client, memory in zip(
                 self.group.clients, self.agent.memories, strict=True
             ):
-                client.state.set_group("agent", memory.tensors())
+                client.state.set_group("agent", memory.tensors(), is_copied=False)
         found = self.numbers()
         for client, numbers in zip(self.group.clients, found, strict=True):
             client.state.values |= numbers

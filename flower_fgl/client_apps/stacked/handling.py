@@ -396,9 +396,10 @@ def _refused(reasons: Mapping[int, str], is_forced: bool) -> dict[int, Answer]:
 def finite_clients(tensors: Mapping[str, Tensor]) -> list[bool]:
     """Return for each client whether all its weights (K, ...) are finite."""
     # a finite sum has finite terms only; the sum of finite terms may overflow
-    sums = [tensor.sum(tuple(range(1, tensor.dim()))) for tensor in tensors.values()]
+    numbers = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    sums = [tensor.sum(tuple(range(1, tensor.dim()))) for tensor in numbers]
     if torch.stack(sums).isfinite().all():
         return [True] * len(sums[0])
-    rows = [tensor.isfinite().flatten(1).all(1) for tensor in tensors.values()]
+    rows = [tensor.isfinite().flatten(1).all(1) for tensor in numbers]
     found: list[bool] = torch.stack(rows).all(0).tolist()
     return found
