@@ -487,14 +487,13 @@ class LocalTraining:
             for name, gradient in mine.items():
                 sums[name] += gradient
         (of_global, of_local), (shared, local) = by_branch, self.masks
-        self.descend_weights(
-            {
-                name: (of_global[name] * shared[name]).addcmul_(
-                    of_local[name], local[name]
-                )
-                for name in names
-            }
-        )
+        gradients = {}
+        for name in names:
+            # in the weights' memory layout, which fused optimizer steps need
+            out = torch.empty_like(shared[name])
+            torch.mul(of_global[name], shared[name], out=out)
+            gradients[name] = out.addcmul_(of_local[name], local[name])
+        self.descend_weights(gradients)
         values: list[float] = task.tolist()
         return values
 
@@ -540,8 +539,7 @@ class LocalTraining:
         decay = 2 * self.method_config.lambda_reg + config.weight_decay
         is_decoupled = self.method_config.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
-            # fused optimizer steps need the memory layout of the weight
-            weight.grad = torch.empty_like(weight).copy_(gradients[name])
+            weight.grad = gradients[name]
             if name.endswith("bias"):
                 continue
             if is_decoupled:
