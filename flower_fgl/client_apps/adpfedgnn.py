@@ -344,11 +344,11 @@ class LocalTraining:
     @torch.no_grad()
     def _forget_unused(self) -> None:
         """Zero the moments of weights in no mask; without gradient these then rest."""
-        used = self.net.global_mask | self.net.local_mask
+        used = (self.net.global_mask | self.net.local_mask).float()
         parts = vector_to_state(used, self.net.shapes)
         for name, moments in self.optimizer.moments().items():
             for moment in moments:
-                moment.mul_(parts[name].to(moment))
+                moment.mul_(parts[name])
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
