@@ -463,7 +463,7 @@ class AgentMemory:
 
     def distinct_rewards(self) -> int:
         """Count the different rewards in the replay buffer."""
-        return len(self.buffer.steps.reward[: len(self.buffer)].unique())
+        return len(torch.unique(self.buffer.steps.reward[: len(self.buffer)]))
 
     def _append_loss(self, loss: float) -> None:
         """Append a loss to the history that rewards are computed from."""
