@@ -11,6 +11,8 @@ import pytest
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.lab.experiments.experiment_file import read_experiment
 from flower_fgl.lab.tables.compare import select_runs
+from flower_fgl.lab.tables.results_table import ResultsTable
+from flower_fgl.lab.tables.table_formats import format_table
 from flower_fgl.lab.tabulate import copy_experiment, tabulate_runs
 from tests.support.written_cells import write_run
 
@@ -82,6 +84,9 @@ def test_rows_published_values_and_draws_come_from_the_experiment_file(
     assert {cell.experiment for cell in cells} == {"x"}
     assert {cell.title for cell in cells} == {"Two rows"}
     assert {cell.planned_draws for cell in cells} == {2}
+    assert "Settings are those of the experiment file, not tuned." in format_table(
+        ResultsTable(cells)
+    )
     assert not missing
 
 
@@ -135,6 +140,7 @@ def test_a_folder_without_the_file_is_grouped_by_settings(tmp_path: Path) -> Non
         ("fedavg", 2),
         ("local", 2),
     ]
+    assert "Settings are not tuned." in format_table(ResultsTable(cells))
     elsewhere = tmp_path / "files" / "x.toml"
     elsewhere.parent.mkdir()
     elsewhere.write_text(FILE)

@@ -443,7 +443,9 @@ class ResultsTable:
             kind = "study" if len(names) == 1 else "studies"
             out.append(f"Tuned rows: {text} ({kind} {', '.join(names)}).")
         if not studies:
-            out.append("Settings are those of the experiment file, not tuned.")
+            # run folders that no experiment file made have no title
+            source = "those of the experiment file, " * any(c.title for c in self.cells)
+            out.append(f"Settings are {source}not tuned.")
         versions = dict.fromkeys(
             f"{_versions_of(cell)}, {_code_of(cell)}".removeprefix(", ")
             for cell in self.cells
