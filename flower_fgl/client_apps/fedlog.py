@@ -467,21 +467,20 @@ class LocalLearner:
     def generate(self, x: Tensor) -> Tensor:
         """Return the prompts of the scaled synthetic nodes x̂ (C·s, d).
 
-        Those of a stack, (K, C·s, d), are computed once for clients with the same γ of a
-        class.
+        Those of a stack, (K, C·s, d), are computed once for clients with the same γ.
         """
+        assert self.nodes is not None
         if not self.group.is_stacked:
             return apply_generators(self.prompts, x)
-        shape = len(x), self.network.num_classes, -1, x.shape[2]
-        by_class = x.view(shape)  # (K, C, s, d)
-        made = torch.empty_like(by_class)
-        clients = torch.arange(len(x), device=x.device)
-        for label, gamma in enumerate(self.gamma.unbind(1)):
-            known, place = torch.unique(gamma, return_inverse=True)
-            first = place.new_empty(len(known)).scatter_(0, place, clients)
-            own = {name: part[label, None] for name, part in self.prompts.items()}
-            made[:, label] = apply_generators(own, by_class[first, label])[place]
-        return made.flatten(1, 2)
+        known, place = torch.unique(self.gamma, return_inverse=True)  # place (K, C)
+        if len(known) >= len(x):
+            return apply_generators(self.prompts, x)
+        classes = torch.arange(self.network.num_classes, device=x.device)
+        gamma = known[:, None].expand(-1, len(classes))
+        scaled = synthetic.scale_nodes(self.nodes, gamma)
+        found = apply_generators(self.prompts, scaled)
+        by_class = found.view(len(known), len(classes), -1, x.shape[2])
+        return by_class[place, classes].flatten(1, 2)
 
     def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return L_g of the scaled synthetic nodes, and a mask of the correctly classified.
