@@ -72,6 +72,7 @@ from flower_fgl.client_apps.stacked.group import (
 from flower_fgl.core.seeds import seeded
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.computation_graph import ClientDraws
 from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.nn.stacked import Ragged, StackedInput
@@ -224,7 +225,7 @@ def empty_networks(client: Client) -> tuple[Backbone, nn.ModuleDict]:
     )
     with torch.device("meta"):
         networks = build_networks(config, features, backbone.hidden_channels)
-    return backbone, networks.to_empty(device="cpu")
+    return backbone, copy_network(networks, is_empty=True)
 
 
 def open_networks(

@@ -442,7 +442,7 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
     The result (size, ...) is zero in rows that no index names.
     """
     if size == 1:
-        return values.sum(0, keepdim=True)
+        return values.sum(0, keepdim=True, dtype=values.dtype)
     return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)
 
 

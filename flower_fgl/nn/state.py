@@ -1,6 +1,7 @@
 """The state of a model: its encoder, classifier and layers by name; as one vector."""
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import TypeVar
 
 import torch
@@ -54,7 +55,8 @@ def state_to_vector(
     first, parts = int(is_stacked), [t.detach() for t in tensors.values()]
     shapes = {name: t.shape[first:] for name, t in tensors.items()}
     size = sum(shape.numel() for shape in shapes.values())
-    vector = parts[0].new_empty(*parts[0].shape[:first], size)
+    dtype = reduce(torch.promote_types, (t.dtype for t in parts))
+    vector = parts[0].new_empty((*parts[0].shape[:first], size), dtype=dtype)
     # one copy, where concatenating flattened tensors copies those of other layouts twice
     for place, part in zip(
         vector_to_state(vector, shapes).values(), parts, strict=True

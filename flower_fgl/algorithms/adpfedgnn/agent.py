@@ -350,9 +350,13 @@ class ReplayBuffer:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore the result of :meth:`tensors`; an empty dict changes nothing."""
-        if tensors:
-            self.cursor = tensors.pop("cursor")
-            self.steps = Steps(**tensors)
+        if not tensors:
+            return
+        self.cursor, reward = tensors["cursor"], tensors["reward"]
+        if "numbers" not in tensors:  # of a run begun by an earlier version
+            names = ("target", "neighbour", "following", "branch", "action")
+            tensors["numbers"] = torch.stack([tensors[name] for name in names])
+        self.steps = Steps(tensors["numbers"], reward)
 
 
 def td_loss(

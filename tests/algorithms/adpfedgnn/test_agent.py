@@ -249,6 +249,16 @@ def test_the_buffer_is_a_ring(generator: torch.Generator) -> None:
     assert set(targets(other.draw(50, generator))) == {3, 4, 5, 6}
 
 
+def test_a_buffer_of_separate_columns_can_be_loaded(generator: torch.Generator) -> None:
+    buffer, other = ReplayBuffer(4), ReplayBuffer(4)
+    buffer.push(steps_of(1, 2, 3), generator)
+    kept = buffer.tensors()
+    names = ("target", "neighbour", "following", "branch", "action")
+    other.load(dict(zip(names, kept.pop("numbers"), strict=True)) | kept)
+    assert torch.equal(other.steps.numbers, buffer.steps.numbers)
+    assert len(other) == 3
+
+
 def test_a_random_subset_is_kept_if_steps_exceed_the_capacity(
     generator: torch.Generator,
 ) -> None:

@@ -157,6 +157,8 @@ def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
 def test_vector_to_state_undoes_state_to_vector(generator: torch.Generator) -> None:
     flat = torch.randn(24, generator=generator)
     assert torch.equal(state_to_vector(vector_to_state(flat, SHAPES)), flat)
+    mixed = {"steps": torch.tensor([1, 2]), "weight": torch.tensor([0.5])}
+    assert state_to_vector(mixed).tolist() == [1.0, 2.0, 0.5]
 
 
 def masked_mean_of(literal: bool) -> list[float]:
