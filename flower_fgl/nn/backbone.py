@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from copy import deepcopy
 from typing import Any, ClassVar, TypeVar, cast, get_args
@@ -15,7 +16,7 @@ from flower_fgl.nn import layers
 from flower_fgl.nn.graph_input import GraphInput, Pooling
 from flower_fgl.nn.topology import Direction
 
-__all__ = ["Backbone", "Parts", "RecordingBackbone", "copy_network"]
+__all__ = ["Backbone", "Parts", "RecordingBackbone", "copy_network", "is_finite"]
 
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -269,6 +270,13 @@ class Backbone(nn.Module):
     def _relu_dropout(self, h: Tensor) -> Tensor:
         """Apply ReLU, then dropout in training mode."""
         return layers.relu_dropout(h, self.dropout, self.training, self.uniform)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite; a check of each one takes 40 times as long."""
+    # a finite sum has finite terms only; the sum of finite terms may overflow
+    is_sum_finite = not tensor.is_floating_point() or math.isfinite(float(tensor.sum()))
+    return is_sum_finite or bool(tensor.isfinite().all())
 
 
 def copy_network(

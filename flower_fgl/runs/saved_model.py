@@ -20,6 +20,7 @@ from flower_fgl.core.schema import TypedModel
 from flower_fgl.core.target_scale import TargetScale
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import MODELS, Backbone, build_model
+from flower_fgl.nn.backbone import is_finite
 from flower_fgl.nn.layers import RepNorm
 from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import (
@@ -83,7 +84,7 @@ def load_model(folder: Path) -> SavedModel:
                 _require_fit(card, _build(card, tensors), tensors)
         model = _build(card, tensors)
         _require_fit(card, model, tensors)
-        if not all(bool(t.isfinite().all()) for t in tensors.values()):
+        if not all(map(is_finite, tensors.values())):
             raise RunError("its weights are not finite")
     except (FglError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
@@ -127,7 +128,7 @@ def _is_scale(found: Sequence[Tensor], width: int) -> bool:
     """Return whether tensors are means and positive deviations of a width."""
     return (
         [(t.dtype, tuple(t.shape)) for t in found] == [(torch.float64, (width,))] * 2
-        and all(bool(t.isfinite().all()) for t in found)
+        and all(map(is_finite, found))
         and bool((found[1] > 0).all())
     )
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.score_names import SCORES
+from flower_fgl.nn.backbone import is_finite
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.exchanges import SCALE, AgreedScale
 from flower_fgl.runs.model_file import ModelCard
@@ -406,13 +406,6 @@ class FglStrategy(ServerHooks):
         number = self.loop.last_success if is_last else self.loop.best_round
         card = describe_model(self.config, self.federation, number)
         return replace(card, calibration=self.calibration)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers of a tensor are finite."""
-    # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
-    is_sum_finite = not tensor.is_floating_point() or math.isfinite(float(tensor.sum()))
-    return is_sum_finite or bool(tensor.isfinite().all())
 
 
 def is_checkpoint_due(config: RunConfig, server_round: int) -> bool:

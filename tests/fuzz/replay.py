@@ -20,11 +20,11 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn.backbone import is_finite
 from flower_fgl.protocols.describe import Description
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
-from flower_fgl.strategies.base import is_finite
 from flower_fgl.strategies.rounds.checkpointing import (
     client_descriptions,
     pack_run,

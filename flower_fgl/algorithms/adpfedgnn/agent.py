@@ -380,14 +380,14 @@ def td_loss(
     nodes, (branches, action) = numbers[:3].long(), numbers[3:]
     branch, is_done = branches[..., None].to(graph.x.dtype), nodes[2] < 0
     table, (target, neighbour, following) = feature_table(graph, nodes.clamp(min=0))
-    of_target, of_neighbour, *of_branch = of_agent or project_rows(agent, table)
+    of_target, of_neighbour, of_branch = of_agent or project_rows(agent, table)
     mapped = rows_at(of_target, target), rows_at(of_neighbour, neighbour)
-    values = agent(*mapped, *of_branch, branch)
+    values = agent(*mapped, of_branch, branch)
     chosen = values.gather(-1, action[..., None].long()).squeeze(-1)
     with torch.no_grad():
-        of_target, of_neighbour, *of_branch = of_frozen or project_rows(frozen, table)
+        of_target, of_neighbour, of_branch = of_frozen or project_rows(frozen, table)
         mapped = rows_at(of_target, target), rows_at(of_neighbour, following)
-        ahead = frozen(*mapped, *of_branch, branch).amax(dim=-1)
+        ahead = frozen(*mapped, of_branch, branch).amax(dim=-1)
         goal = rewards + discount * ahead.masked_fill(is_done, 0.0)
     return F.smooth_l1_loss(chosen, goal, reduction="none").mean(dim=-1)
 
