@@ -191,6 +191,13 @@ def test_links_edges_and_numbers_are_explained(tmp_path: Path) -> None:
         predict_graph(run.path, bank, from_time=last.get("time")).to_frame().iloc[-1]
     )
     assert found.score == pytest.approx(alone[f"p:{found.what}"], abs=1e-5)
+    pairs = frame[["source", "target"]].astype(str).agg(" - ".join, axis=1)
+    times = pairs.value_counts()
+    several, once = times.index[0], times.index[-1]
+    found = explain_item(run.path, bank, several.split(" - "))
+    assert times[several] > 1 == times[once]
+    assert found.item == f"{several} (the last listed of {times[several]} such edges)"
+    assert explain_item(run.path, bank, once.split(" - ")).item == once
     nodes = number_files(tmp_path / "files")
     run = run_owners(nodes, tmp_path / "n", target_kind="numbers")
     found = explain_item(run.path, nodes[0]["graph"], ["3"], target="logS")

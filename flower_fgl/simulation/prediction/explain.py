@@ -158,7 +158,8 @@ def explain_item(
 
     ``model`` is the model folder of a data owner, or a run folder, and ``graph`` as for
     ``predict``. ``item`` is the identifier of a node or a graph, or the two of an edge or
-    a pair of nodes; of several edges between the same nodes the last one is explained.
+    a pair of nodes; of several edges between the same nodes the last one listed is
+    explained, and the result says so.
     ``target`` is the class, label or number to explain, by default the predicted class,
     the most probable label, or the first number. ``seed`` is that of the masks and of the
     random edges.
@@ -179,7 +180,10 @@ def explain_item(
         )
     problem = cut_out_graph(saved, graph, item[0]) if task == "graphs" else None
     problem = problem or cut_out(saved, graph, item, task)
-    return _explain(saved, problem, " - ".join(item), target, seed)
+    name = " - ".join(item)
+    if problem.listed > 1:
+        name += f" (the last listed of {problem.listed:,} such edges)"
+    return _explain(saved, problem, name, target, seed)
 
 
 def _explain(

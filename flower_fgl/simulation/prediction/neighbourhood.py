@@ -1,7 +1,7 @@
 """Cut out the part of a graph that the prediction for one item depends on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ class Neighbourhood:
     """The part of a graph that one prediction depends on.
 
     ``graph`` has dense features, ``places`` are the item's nodes in it, ``columns`` the
-    names of features; ``is_graph``: all nodes are one graph.
+    names of features; ``is_graph``: all nodes are one graph. ``listed`` counts the edges
+    that the item may stand for, between the same nodes; the last one is meant.
     """
 
     graph: GraphInput
@@ -58,6 +59,7 @@ class Neighbourhood:
     names: Sequence[str]
     columns: Sequence[str]
     is_graph: bool
+    listed: int = 1
 
 
 def cut_out(
@@ -69,6 +71,7 @@ def cut_out(
     ids = [str(one) for one in owned.ids.tolist()]
     places = [_place(ids, one, "node", where) for one in item]
     sent = row = None
+    listed = 1
     if task == "edges":
         table = owned.dataset.edges
         assert table is not None  # the reader was told to read edges
@@ -79,6 +82,7 @@ def cut_out(
                 f"{where} has no edge from {item[0]} to {item[1]}. Give source and target "
                 "of an edge of the file."
             )
+        listed = int(is_own.sum())
         row = int(is_own.nonzero()[-1])
         places = table.pairs[:, row].tolist()
         if table.time is not None:
@@ -103,7 +107,8 @@ def cut_out(
         pair_x = None if fitted.pair_x is None else fitted.pair_x[[row]]
         part = part.with_pairs(own[:, None], pair_x)
     names = [ids[k] for k in nodes.tolist()]
-    return _neighbourhood(saved, part, own, names, fitted, is_graph=False)
+    found = _neighbourhood(saved, part, own, names, fitted, is_graph=False)
+    return replace(found, listed=listed)
 
 
 def cut_out_graph(
