@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,16 @@ def test_decimal_commas_and_semicolons_are_read(tmp_path: Path) -> None:
     )
     graph, _ = prepared(tmp_path, accounts_csv=table, recipe_toml=recipe)
     assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
+
+
+def test_years_of_two_digits_are_of_both_centuries(tmp_path: Path) -> None:
+    recipe = RECIPE.replace('"date"', '"date", format = "%y-%m-%d"')
+    table = ACCOUNTS.replace("2021-", "71-").replace(",20", ",")
+    graph, _ = prepared(tmp_path, accounts_csv=table, recipe_toml=recipe)
+    opened = column(graph, "opened")
+    for value, day in ((opened[0], "2019-05-02"), (opened[3], "1971-11-30")):
+        days = (date.fromisoformat(day) - date(1970, 1, 1)).days
+        assert value == pytest.approx((days - 18000) / 400)
 
 
 def test_a_number_that_stands_for_an_empty_cell_has_any_form(tmp_path: Path) -> None:
@@ -387,6 +398,13 @@ CHANGES = {
     "format of dates": (
         {"recipe_toml": RECIPE.replace('"date"', '"date", format = "%Q"')},
         'format = "%Q" is no form of dates',
+    ),
+    "year of two digits": (
+        {
+            "recipe_toml": RECIPE.replace('"date"', '"date", format = "%y-%m-%d"'),
+            "accounts_csv": ACCOUNTS.replace("2021-", "45-").replace(",20", ","),
+        },
+        'row 5, column "opened": expected a date in the past, .*got "45-11-30". Write',
     ),
     "scale of zero": (
         {"vocabulary_toml": VOCABULARY.replace("400.0", "0")},
