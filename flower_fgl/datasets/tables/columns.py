@@ -245,7 +245,7 @@ def _dates(block: Block, key: str, column: Column) -> Array:
         ) from error
     values = _seconds(found.dt.tz_localize(None).to_numpy())
     _require_readable(block, key, column, text, missing | ~np.isnan(values))
-    if "%y" in form:  # read as 1969 to 2068
+    if "%y" in form or "%x" in form:  # read as 1969 to 2068
         is_past = missing | (values <= time.time())
         what = "a date in the past, since its year has two digits"
         _require(block, key, is_past, what, "Write years of four digits, and %Y.")

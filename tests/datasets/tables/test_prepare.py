@@ -406,6 +406,15 @@ CHANGES = {
         },
         'row 5, column "opened": expected a date in the past, .*got "45-11-30". Write',
     ),
+    "year of two digits in a date of the locale": (
+        {
+            "recipe_toml": RECIPE.replace('"date"', '"date", format = "%x"'),
+            "accounts_csv": ACCOUNTS.replace("2019-05-02", "05/02/19")
+            .replace("2020-01-17", "01/17/20")
+            .replace("2021-11-30", "11/30/45"),
+        },
+        'row 5, column "opened": expected a date in the past, .*got "11/30/45". Write',
+    ),
     "scale of zero": (
         {"vocabulary_toml": VOCABULARY.replace("400.0", "0")},
         r'"opened" in \[nodes.numbers\] must be .*std above 0',
