@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tomllib
 from collections import Counter
@@ -68,7 +69,7 @@ NAMED_ROWS = ("lines", "labels")
 """Those that hold the row's name from before its grid values became a case."""
 
 __all__ = ["Experiment", "describe_tuning", "read_experiment", "read_tables"]
-__all__ += ["standalone_text", "with_clients"]
+__all__ += ["effective_settings", "standalone_text", "with_clients"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class PlannedRun:
 
     ``row`` of the results table is the same for all seeds; ``label`` adds the keys of
     grid values; ``line`` is ``label`` without the values that define the data, which
-    are columns of ``flower-fgl table``. ``case`` is empty without cases.
+    are columns of ``flower-fgl table``. ``case`` is empty without cases. ``given`` are
+    the settings of the file, before :func:`effective_settings`.
     """
 
     name: str
@@ -86,6 +88,7 @@ class PlannedRun:
     label: str = ""
     line: str = ""
     case: str = ""
+    given: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -206,15 +209,8 @@ class Experiment:
             for *values, draw in itertools.product(*self.grid.values(), draws):
                 given = dict(zip(self.grid, values, strict=True))
                 whole = {**self.config, **settings, **given}
-                unused = _without_effect(whole)
-                kept = {k: v for k, v in whole.items() if k not in unused}
+                kept = effective_settings(whole, draw)
                 chosen = {k: v for k, v in given.items() if k in kept}
-                seeds: dict[str, Scalar] = {}
-                if self.draws:
-                    seeds = dict.fromkeys(REPLICATES, draw)
-                    owners = str(kept.get("owners", ""))
-                    if DRAW in owners:
-                        seeds["owners"] = owners.replace(DRAW, str(draw))
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
@@ -224,10 +220,11 @@ class Experiment:
                 run = PlannedRun(
                     "-".join(parts) or "run",
                     _joined("/", title, *map(str, shown.values())),
-                    {**kept, **seeds},
+                    kept,
                     _joined(", ", self._name_of(title, "labels"), *label.values()),
                     _joined(", ", self._name_of(title, "lines"), *line),
                     str(case.get("name", "")),
+                    {**self.config, **settings, **chosen},
                 )
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)
@@ -288,12 +285,22 @@ def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
     return f"{short if names[short] == 1 else key}={value}" if short else str(value)
 
 
-def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
-    try:
-        config = parse_config(settings)
-    except ConfigError:  # reported for the whole experiment, with the name of the run
-        return []
-    return unused_settings(settings, config)
+def effective_settings(
+    settings: Mapping[str, Scalar], draw: int = -1
+) -> dict[str, Scalar]:
+    """Return those of the settings that have an effect, with the seeds of a draw.
+
+    ``{draw}`` in ``owners`` becomes its number.
+    """
+    out = dict(settings)
+    with contextlib.suppress(ConfigError):  # reported later, with the name of the run
+        unused = set(unused_settings(settings, parse_config(settings)))
+        out = {k: v for k, v in settings.items() if k not in unused}
+    if draw >= 0:
+        out |= dict.fromkeys(REPLICATES, draw)
+        if DRAW in (owners := str(out.get("owners", ""))):
+            out["owners"] = owners.replace(DRAW, str(draw))
+    return out
 
 
 def _reject_tables(path: Path, table: Mapping[str, Any]) -> None:

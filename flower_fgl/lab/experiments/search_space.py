@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.settings import GeneralSettings
@@ -24,12 +25,13 @@ RANGE_KEYS = {"low", "high", "log", "step"}
 MOST_STEPS = 1_000_000
 TASK = """method dataset target owners clients setting shots expansion-hops split seed
 feature-sparsity feature-align class-align time-cuts positive-class edge-sparsity
+split-by without-owners target-kind target-node target-relation types
 label-sparsity partition partition-seed dirichlet-alpha"""
 EVALUATION = """rounds round-patience evaluate evaluate-every eval-policy link-k precision-k
 absent-classes calibration calibrator coverage conformal-score"""
 MACHINE = """data-dir device threads stacked output-dir run-dir state-dir checkpoint-every
 keep-checkpoint keep-client-models initial-model resume round-timeout join-timeout
-min-clients min-replies"""
+min-clients min-replies clients-per-node"""
 NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
 """Settings of the task, the evaluation and the machine, which all rows share."""
 
@@ -117,9 +119,10 @@ def row_space(
     Entries of the table of its ``case`` take precedence. A list also holds the row's
     own value, which must lie inside a range.
     """
-    before = parse_config(settings).flat()
+    config = parse_config(settings)
+    before = config.flat()
     out: dict[str, Dimension] = {}
-    method = str(before["method"])
+    method = config.method
     of_case = {} if case in METHODS else space
     start = f"{case}."
     own = {k[len(start) :]: v for k, v in of_case.items() if k.startswith(start)}
@@ -141,6 +144,13 @@ def row_space(
                 f"tune.{key}: all rows share this setting, so it cannot be tuned. Put it "
                 "into [config] or [grid]."
             )
+        for other in INSTEAD.get(key, ()):
+            if config.sources[other] == "method":
+                raise ConfigError(
+                    f"tune.{key}: {method} has {other} = {before[other]} by default, which "
+                    f"any value of {key} disables, so no trial would be the row as it "
+                    f"stands. Tune {other}, or set tune.{method}.{key} = []."
+                )
         out[key] = _checked(key, dimension, settings, before)
     return out, {key: before[key] for key in out}
 

@@ -31,9 +31,9 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import goodness, kind_of_score
 from flower_fgl.core.version import VERSION
 from flower_fgl.lab.experiments.experiment_file import (
-    REPLICATES,
     Experiment,
     PlannedRun,
+    effective_settings,
     with_clients,
 )
 from flower_fgl.lab.experiments.search_space import (
@@ -138,8 +138,7 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
         )
     seen: dict[str, RowToTune] = {}
     for run in experiment.runs():
-        settings = with_clients(run.settings)
-        settings = {k: v for k, v in settings.items() if k not in REPLICATES}
+        settings = with_clients(run.given)
         if run.row not in seen:
             try:
                 space, default = row_space(experiment.tune, settings, run.case)
@@ -240,8 +239,7 @@ def _run_studies(
         while waiting and processes.has_room:
             study, trial, draw = key = waiting.pop(0)
             place = f"{in_folder_name(study.row.name)}-{trial.index}-{draw}"
-            seeds = dict.fromkeys(REPLICATES, draw)
-            settings = {**study.row.settings, **trial.settings, **seeds}
+            settings = effective_settings(study.row.settings | trial.settings, draw)
             processes.submit(key, settings, running / place)
         ended = processes.outcomes()
         if not ended:

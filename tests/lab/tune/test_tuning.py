@@ -27,7 +27,11 @@ from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.lab.experiments import jobs
-from flower_fgl.lab.experiments.experiment_file import Experiment, read_experiment
+from flower_fgl.lab.experiments.experiment_file import (
+    Experiment,
+    effective_settings,
+    read_experiment,
+)
 from flower_fgl.lab.experiments.search_space import (
     Choices,
     Range,
@@ -252,6 +256,19 @@ def test_without_optuna_nothing_is_written(
         ("[tune]", "[tune]\nmodel = ['x']", r"tune.model = 'x'"),
         ("[tune]", "[tune]\nrounds = [5, 10]", r"tune.rounds: all rows share"),
         ("[tune]", "[tune]\nseed = [5, 10]", r"tune.seed: all rows share"),
+        # validation nodes or numbers of their own
+        *(
+            ("[tune]", f"[tune]\n{key} = ['x']", rf"tune.{key}: all rows share")
+            for key in (
+                *("split-by", "without-owners", "target-kind", "target-node"),
+                *("target-relation", "types"),
+            )
+        ),
+        (
+            'method = "fedavg"\n',
+            'method = "fedpano"\n',  # participants = 5 by default
+            r"tune.participation: fedpano has participants = 5 .*fedpano.participation = ",
+        ),
         (
             "[tune]",
             "[tune]\nmoon.mu = [1.0]",
@@ -289,8 +306,9 @@ def test_without_optuna_nothing_is_written(
 def test_a_wrong_space_is_reported_before_a_trial_runs(
     old: str, new: str, message: str, written: Callable[..., Experiment]
 ) -> None:
+    also = [("[tune]", "[tune]\nparticipation = [0.5]")] * ("fedpano" in new)
     with pytest.raises(ConfigError, match=message):
-        rows_to_tune(written((old, new), ("near = 80.5", "")))
+        rows_to_tune(written((old, new), *also, ("near = 80.5", "")))
 
 
 # ------------------------------------------------------------------------------- studies
@@ -1007,6 +1025,67 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
         experiment, studies, path, budget=5, study="abc", with_defaults=False
     )
     assert len(read_experiment(path).runs()) == 4 * 3
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Scalar]]:
+    """Pretend to run trials, and list the settings of each."""
+    out: list[dict[str, Scalar]] = []
+
+    def run(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        out.append(dict(settings))
+        found = pretend(settings, folder)
+        better = settings.get("server-optimizer") == "momentum"
+        return replace(found, score=1.0) if better else found
+
+    monkeypatch.setattr(trials, "run_trial", run)
+    return out
+
+
+def test_trials_have_the_files_of_the_tuning_draw_and_the_tuned_file_those_of_each(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    tried: list[dict[str, Scalar]],
+) -> None:
+    experiment = written(
+        ('dataset = "synthetic"\nclients = 3\n', 'owners = "files/{draw}/shops"\n'),
+        ("synthetic.nodes = 200\n", ""),
+    )
+    studies = tune(experiment, rows_to_tune(experiment), tmp_path / "tune", budget=2)
+    assert {(t["owners"], t["seed"]) for t in tried} == {("files/3/shops", 3)}
+    path = tmp_path / "tuned.toml"
+    write_tuned_experiment(experiment, studies, path, budget=2, study="abc")
+    runs = read_experiment(path).runs()
+    assert {(run.settings["owners"], run.settings["seed"]) for run in runs} == {
+        (f"files/{draw}/shops", draw) for draw in range(3)
+    }
+
+
+def test_a_tuned_row_has_the_settings_of_its_best_trial(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    tried: list[dict[str, Scalar]],
+) -> None:
+    # a setting that the row as it stands does not read, but its best trial does
+    experiment = written(
+        ("rounds = 1", "rounds = 1\nserver-lr = 0.7"),
+        ('name = "near"', 'name = "near"\nserver-optimizer = "adam"'),
+        ("dropout = {low = 0.0, high = 0.8}", ""),
+        ("fedprox.mu = {low = 1e-4, high = 1.0, log = true}", ""),
+        ("[tune]", '[tune]\nplain.server-optimizer = ["momentum"]'),
+    )
+    rows = rows_to_tune(experiment)
+    studies = tune(experiment, rows, tmp_path / "tune", budget=12)
+    for settings in tried:
+        has_server_lr = settings.get("server-optimizer", "none") != "none"
+        assert settings.get("server-lr") == (0.7 if has_server_lr else None)
+    path = tmp_path / "tuned.toml"
+    write_tuned_experiment(experiment, studies, path, budget=12, study="abc")
+    tuned = {run.row: run.settings for run in read_experiment(path).runs()}
+    for study in studies:
+        best = effective_settings({**study.row.settings, **study.best.settings}, 2)
+        assert parse_config(tuned[study.row.name]) == parse_config(best)
+    assert tuned["plain"]["server-optimizer"] == "momentum"
 
 
 @pytest.mark.usefixtures("pretended")
