@@ -224,7 +224,8 @@ def _scores(name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
         if value is None or not n or math.isnan(value):
             continue
         found[key] = round(float(value), 4)
-        if len(known) > 1:  # numbers of one item are not independent
+        # numbers, or labels, of one item are not independent
+        if len(known) > 1 or "micro_f1" in scores:
             continue
         if key in SHARES:
             found[f"{key} 95 %"] = [round(end, 4) for end in wilson(value, known[0])]

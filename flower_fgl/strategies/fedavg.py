@@ -1,5 +1,6 @@
 """FedAvg's server half, which several methods share."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from flower_fgl.nn.typed import unheld_names
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.runs.run import RunFolder
 from flower_fgl.strategies.aggregation import (
     mean_of_holders,
     mean_of_sums,
@@ -29,6 +31,8 @@ from flower_fgl.strategies.aggregation import (
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
+
+log = logging.getLogger(__name__)
 
 MOMENTS = "moments/"
 STEPS = {"momentum": 1.0, "adam": 0.1, "adagrad": 0.1, "yogi": 0.01}
@@ -162,7 +166,29 @@ class FedAvg(FglStrategy):
                 f"{card.num_features} features, outputs {', '.join(card.target.names)}). "
                 "Use its settings and data of the same kind, or another model."
             )
+        self.warn_of_other_split(Path(place).expanduser())
         model.load_state_dict(saved.model.state_dict())
+
+    def warn_of_other_split(self, place: Path) -> None:
+        """Warn if ``initial-model`` is of a run on the same data, split otherwise."""
+        try:
+            run = RunFolder.load(place)
+        except RunError:  # the model folder of a data owner
+            return
+        config, keys = self.config, ("partition-seed", "split", "split-by")
+        if config.owners or run.summary["dataset"] != config.dataset:
+            return  # owners' files may have a split of their own
+        own = {key: config.flat()[key] for key in keys}
+        is_same = all(run.config.get(key, value) == value for key, value in own.items())
+        hashes = {run.summary.get("partition_sha256"), self.federation.partition_sha256}
+        if not is_same or len(hashes) > 1:
+            log.warning(
+                "The model of initial-model = %s was trained on another partition or "
+                "split of %s, so that test nodes of this run may be among those that it "
+                "was trained on, and scores be too high. Use a model of a run with "
+                "partition-seed = %s, split = %s and the same clients.",
+                *(place, config.dataset, own["partition-seed"], own["split"]),
+            )
 
     def local_names(self, model: str) -> frozenset[str]:
         """Return the weights that stay on the owners, see ``feature-align``."""

@@ -627,6 +627,20 @@ def test_a_run_may_start_from_a_saved_model(
     )
 
 
+@pytest.mark.parametrize(
+    "other", [{}, {"partition_seed": 5}, {"split": "10/40/50"}, {"split_by": "id"}]
+)
+def test_a_saved_model_of_another_split_is_named(
+    other: Settings, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its training nodes may be test nodes of the run that starts from it."""
+    plain = {**settings, "method": "fedavg"}
+    first = simulate(**plain)
+    with caplog.at_level(logging.WARNING):
+        simulate(**{**plain, **other}, initial_model=str(first.path))
+    assert ("was trained on another partition or split" in caplog.text) == bool(other)
+
+
 def test_a_saved_model_that_does_not_fit_is_refused(
     settings: Settings, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from flower_fgl import Run, simulate
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.card import CARD, run_card, wilson, write_card
+from flower_fgl.runs.card import CARD, _scores, run_card, wilson, write_card
 from flower_fgl.runs.writer import write_lines
 from tests.simulation.test_calibration import model_of, owned
 from tests.support.number_targets import number_files
@@ -163,6 +163,13 @@ def test_a_run_of_numbers_and_one_without_a_model_have_a_card(tmp_path: Path) ->
     card = card_of(run)
     assert card["Model"]["model"] == "none saved: each owner keeps its own"
     assert any("worst owner is" in text for text in card["Limits"])
+
+
+def test_labels_of_one_item_are_not_counted_as_items() -> None:
+    """48 items of 8 labels are neither 48 nor 384 independent ones."""
+    scores = {"accuracy": 0.54, "micro_f1": 0.3, "num_nodes": 48}
+    assert _scores("", scores) == {"items": 48, "accuracy": 0.54}
+    assert "accuracy 95 %" in _scores("", {"accuracy": 0.54, "num_nodes": 48})
 
 
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run, simulate
 from flower_fgl.algorithms.calibration import TEMPERATURES
+from flower_fgl.algorithms.calibration import calibrated as mapped
 from flower_fgl.cli.main import app
 from flower_fgl.core.calibration import Calibration
 from flower_fgl.core.errors import ConfigError, DataError, RunError
@@ -25,6 +26,7 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 from flower_fgl.runs.saved_model import load_model
 from flower_fgl.simulation.prediction import predict_graph
+from flower_fgl.simulation.prediction.explain import _target
 from tests.simulation.test_edges import write_bank
 from tests.support.number_targets import number_files
 from tests.support.owners import owner_graphs, run_owners
@@ -475,6 +477,23 @@ def calibrated(*words: object) -> None:
     done = CliRunner().invoke(app, ["calibrate", *map(str, words)])
     if done.exception is not None:
         raise done.exception
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels"])
+def test_the_class_to_explain_is_the_predicted_one(kind: Any) -> None:
+    flat, steep = ((0.0, 1.0), (0.0, 0.2)), ((0.0, 0.4), (0.0, 0.9))
+    found = Calibration("owner", 9, temperature=2.0, knots=(flat, steep, steep))
+    card = ModelCard(
+        "fedavg", "gcn", 3, 4, 2, ("a", "b", "c"), False, "none", 1, target_kind=kind,
+        calibration=found,
+    )  # fmt: skip
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    is_free = kind == "labels"
+    right = mapped(logits, found, is_free=is_free).argmax(dim=1).tolist()
+    scores = logits.div(2).sigmoid() if is_free else logits.div(2).softmax(dim=1)
+    chosen = [_target(card, row, "") for row in scores]
+    assert chosen == [(number, "abc"[number]) for number in right]
+    assert scores.argmax(dim=1).tolist() != right
 
 
 def known_nodes(client: ClientGraph, path: Path, part: str = "val") -> None:

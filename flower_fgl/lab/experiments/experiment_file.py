@@ -209,7 +209,7 @@ class Experiment:
             for *values, draw in itertools.product(*self.grid.values(), draws):
                 given = dict(zip(self.grid, values, strict=True))
                 whole = {**self.config, **settings, **given}
-                kept = effective_settings(whole, draw)
+                kept = effective_settings(whole, int(draw))
                 chosen = {k: v for k, v in given.items() if k in kept}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]

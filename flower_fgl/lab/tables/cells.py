@@ -42,6 +42,7 @@ PLACE = (
     "setting",
     "shots",
     "split",
+    "split-by",
     "dirichlet-alpha",
     "feature-sparsity",
     "edge-sparsity",
@@ -49,6 +50,8 @@ PLACE = (
     "expansion-hops",
 )
 """Settings that define the data of a cell: the columns of an overview, not its rows."""
+EARLIER = {"split-by": "auto"}
+"""Values of cells and runs from before these settings were part of the data."""
 MODELS = {
     "own": "",
     "global": "global model",
@@ -182,11 +185,23 @@ class Cell:
 
     @property
     def place_key(self) -> tuple[Scalar | None, ...]:
-        """The values of :data:`PLACE`, which cells of one comparison share."""
-        return tuple(self.place.get(key) for key in PLACE)
+        """The values of :data:`PLACE`, which cells of one comparison share.
+
+        The last one has the settings of synthetic graphs.
+        """
+        made = {k: v for k, v in self.settings.items() if k.startswith("synthetic.")}
+        return (*map(self.held, PLACE), str(sorted(made.items()) or ""))
+
+    def held(self, key: str) -> Scalar | None:
+        """Return a setting of the data, also of a cell from before it was one."""
+        return self.place.get(key, self.settings.get(key, EARLIER.get(key)))
 
     def pooled(self, model: str, column: str) -> tuple[float, int] | None:
-        """Return the share of correct nodes of all draws together, and their number."""
+        """Return the share of correct nodes of all draws together, and their number.
+
+        The nodes of the new client count once for the global model, though each client
+        scores them, and once for each client's own model.
+        """
         found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
         hits = [
             (round(scores["accuracy"] * scores["num_nodes"]), int(scores["num_nodes"]))
@@ -194,7 +209,12 @@ class Cell:
             if scores.get("num_nodes") and scores.get("accuracy") is not None
         ]
         total = sum(number for _, number in hits)
-        return (sum(hit for hit, _ in hits) / total, total) if total else None
+        if not total:
+            return None
+        share = sum(hit for hit, _ in hits) / total
+        if column == "new_client" and model == "global":
+            total //= int(self.place.get("clients") or 1)
+        return share, total
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Self:
@@ -425,7 +445,7 @@ def _make_draw(run: RunFolder) -> Draw:
         bytes_down=int(summary["bytes"]["down"]),
         seconds=round(float(summary["seconds"]["total"]), 2),
         owners={m: _of_owners(run, entries[m][1]) for m in found if m != "before"}
-        if run.config.get("owners") and not tuned
+        if run.config.get("owners")
         else {},
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, nearest
 from flower_fgl.core.score_names import NO_SCORES, ScoreScale, refuse_mixed_kinds
-from flower_fgl.lab.tables.cells import NO_RESULT
+from flower_fgl.lab.tables.cells import EARLIER, NO_RESULT
 from flower_fgl.lab.tables.statistics import Comparison, compare_all, compare_series
 from flower_fgl.runs.files import (
     flatten_config,
@@ -41,6 +41,8 @@ PER_RUN = NO_RESULT | {"threads"}
 MOST_KEYS = 3
 """Settings in the name of a side; sides that differ in more have the folders' names."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
+SCORED = ("target", "split", "split-by", "synthetic")
+"""Settings that decide which items with which labels are scored; pairs share them."""
 
 SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
 """Part of a run folder's name that a grid over seeds adds."""
@@ -147,7 +149,8 @@ def _of_case(runs: Mapping[Path, RunFolder], name: str) -> dict[Path, RunFolder]
     for path, run in runs.items():
         rest = path.name.removeprefix(begin)
         keys = {key.rpartition(".")[2] for key, _ in flatten_config(run.config)}
-        is_grid = any(rest.startswith(f"-{key}") for key in keys)
+        # a value follows, not the rest of another case's name, such as fedavg-lr-high
+        is_grid = any(re.match(rf"-{key}(?!-\D)", rest) for key in keys)
         is_case = not rest or is_grid or DRAW.fullmatch(rest)
         if path.name.startswith(begin) and is_case:
             found[path] = run
@@ -162,11 +165,15 @@ def without_seed(folder: str) -> str:
 def paired_runs(
     one: Sequence[RunFolder], other: Sequence[RunFolder]
 ) -> list[tuple[RunFolder, RunFolder]]:
-    """Pair the runs with the same dataset, partition, clients and seed, sorted by these."""
+    """Pair the runs with the same dataset, partition, clients and seed, sorted by these.
+
+    They also share their :data:`SCORED` settings.
+    """
     sides: dict[str, dict[Key, RunFolder]] = {"A": {}, "B": {}}
     for (side, keyed), runs in zip(sides.items(), (one, other), strict=True):
         for run in runs:
-            key = tuple(run.summary.get(name) for name in PAIRED_BY)
+            held = {**EARLIER, **run.config}
+            key = *map(run.summary.get, PAIRED_BY), *(str(held.get(k)) for k in SCORED)
             if (before := keyed.setdefault(key, run)) is not run:
                 raise RunError(
                     f"{side} holds two runs with the same dataset, partition, clients and "
@@ -222,7 +229,7 @@ def compare_runs(
         ]
         raise RunError(
             f"A paired t-test needs at least 2 pairs of completed runs with the same "
-            f"dataset, partition, clients and seed, got {len(pairs)} of "
+            f"dataset, partition, clients, split, target and seed, got {len(pairs)} of "
             f"{len(done[0])} runs of A and {len(done[1])} of B."
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from flower_fgl.lab.tables.cells import PLACE, Cell
+from flower_fgl.lab.tables.cells import EARLIER, PLACE, Cell
 from flower_fgl.runs.run import RunFolder
 
 __all__ = ["COSTS", "DRAW", "Scores", "frame_of_cells", "frame_of_runs", "place_of"]
@@ -83,7 +83,7 @@ def place_of(run: RunFolder) -> tuple[Any, ...]:
     held = (run.summary["dataset"], run.summary["clients"])
     keys = [key for key in PLACE if key not in ("dataset", "clients")]
     own = str(run.config.get(str(run.summary["dataset"]), ""))  # of synthetic graphs
-    return (*held, *(run.config.get(key) for key in keys), own)
+    return (*held, *(run.config.get(key, EARLIER.get(key)) for key in keys), own)
 
 
 class Scores:

@@ -143,16 +143,17 @@ class ResultsTable:
     @cached_property
     def blocks(self) -> list[Block]:
         """Lines by data, with the best one and the control."""
+        made = {k for c in self.cells for k in c.settings if k.startswith("synthetic.")}
         varying = [
             key
-            for key in PLACE
-            if key == "dataset" or len({c.place.get(key) for c in self.cells}) > 1
+            for key in (*PLACE, *sorted(made))
+            if key == "dataset" or len({c.held(key) for c in self.cells}) > 1
         ]
         out = []
         for cells in self._places.values():
             parts = []
             for key in varying:
-                value = cells[0].place.get(key)
+                value = cells[0].held(key)
                 text = self.labels.get(str(value), str(value))
                 if key not in ("dataset", "partition", "setting"):
                     text = f"{text} clients" if key == "clients" else f"{key} {text}"

@@ -211,18 +211,23 @@ def _facts(table: ResultsTable, layout: str) -> list[str]:
         notes.append(
             "Bytes and seconds are those of a whole run, all clients together."
         )
-    if layout == "full" and any(
-        line.cell.pooled(line.model, column)
+    pooled = {
+        column
         for block in table.blocks
         for line in block.lines
         for column in SETTING_COLUMNS
-        if column != "test_masked"
-    ):
+        if column != "test_masked" and line.cell.pooled(line.model, column)
+    }
+    if layout == "full" and pooled:
         notes.append(
             "Pooled: accuracy over the nodes of all draws together, their number, and the "
             f"{100 * (1 - LEVEL):.0f} % binomial interval (Wilson), as if all nodes were "
             "independent. Means over draws weight small node sets like large ones."
         )
+        if "new_client" in pooled:
+            notes[-1] += (
+                " Nodes of the new client count once for each client's own model."
+            )
     for cell in table.cells:
         notes += [note for note in cell.notes if note not in notes]
     return notes + [f"Warning: {text}." for text in table.warnings()]

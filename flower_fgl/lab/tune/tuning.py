@@ -239,7 +239,8 @@ def _run_studies(
         while waiting and processes.has_room:
             study, trial, draw = key = waiting.pop(0)
             place = f"{in_folder_name(study.row.name)}-{trial.index}-{draw}"
-            settings = effective_settings(study.row.settings | trial.settings, draw)
+            settings = {**study.row.settings, **trial.settings}
+            settings = effective_settings(settings, draw)
             processes.submit(key, settings, running / place)
         ended = processes.outcomes()
         if not ended:

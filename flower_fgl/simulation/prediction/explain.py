@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.calibration import calibrated
 from flower_fgl.algorithms.explanation import (
     STEPS,
     drops,
@@ -322,6 +323,11 @@ def _target(card: ModelCard, outputs: Tensor, target: str) -> tuple[int, str]:
                 f'The model predicts no "{target}". {nearest(target, names)}'
             )
         return names.index(target), target
+    found = card.calibration
+    if found is not None and found.knots:  # isotonic maps may choose another class
+        logits = outputs.logit() if card.multi_label else outputs.log()
+        logits = found.temperature * logits.unsqueeze(0)
+        outputs = calibrated(logits, found, is_free=card.multi_label).squeeze(0)
     number = 0 if card.target.has_numbers else int(outputs.argmax())
     if task_of(card) == "links":
         number = 1

@@ -236,12 +236,13 @@ def test_a_case_of_an_experiment_with_draws_is_selected_by_its_name(
     tmp_path: Path,
 ) -> None:
     for draw in range(2):
-        for case in ("fedavg", "fedavg_default", "fedavg-draw"):
+        for case in ("fedavg", "fedavg_default", "fedavg-draw", "fedavg-seed-late"):
             write_run(tmp_path / f"{case}-draw{draw}", 0.5, seed=draw)
     for name, case in {
         "fedavg, default": "fedavg_default",  # no grid: the draw ends the name
         "fedavg": "fedavg",  # a case and also the method of all three
         "fedavg-draw": "fedavg-draw",
+        "fedavg-seed-late": "fedavg-seed-late",  # begins like fedavg over seeds
     }.items():
         found = [run.path.name for run in select_runs(f"{tmp_path}:{name}")]
         assert found == [f"{case}-draw0", f"{case}-draw1"], name
@@ -253,6 +254,26 @@ def test_a_method_is_selected_if_no_case_has_its_name(tmp_path: Path) -> None:
     write_run(tmp_path / "local-draw0", 0.5, method="local")
     found = [run.path.name for run in select_runs(f"{tmp_path}:fedavg")]
     assert found == ["fedavg_fine-tuned-draw0", "reset-draw0"]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"split": "60/20/20"},
+        {"split-by": "id"},
+        {"target": "weight"},
+        {"synthetic": {"nodes": 90}},
+    ],
+)
+def test_scores_of_other_nodes_are_not_paired(
+    about: dict[str, Any], tmp_path: Path
+) -> None:
+    one = write_runs(tmp_path, "local", [0.4, 0.5])
+    same = write_runs(tmp_path, "fedavg", [0.4, 0.6], **{"split-by": "auto"})
+    other = write_runs(tmp_path, "fedper", [0.4, 0.6], **about)
+    assert compare_runs(one, same).n == 2
+    with pytest.raises(RunError, match=r"split, target and seed, got 0 of 2 runs"):
+        compare_runs(one, other)
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:

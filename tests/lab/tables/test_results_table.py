@@ -208,6 +208,48 @@ def test_small_node_sets_are_pooled_over_the_draws() -> None:
     assert "pooled" not in format_table(ResultsTable([make_row("local", LOCAL)]))
 
 
+def test_the_global_model_scores_the_new_client_once() -> None:
+    """All clients score the same 20 nodes with it, and 20 each with their own models."""
+    new = {"accuracy": 0.4, "num_nodes": 60}
+    found = {"test": {"accuracy": 0.9}, "new_client": new}
+    models = {"own": found, "global": found}
+    draws = [make_draw(k, 0.9, scores=models) for k in range(2)]
+    cell = make_row("fedavg", LOCAL)
+    cell = replace(cell, draws=draws, place={**cell.place, "clients": 3})
+    assert cell.pooled("own", "new_client") == (0.4, 120)
+    assert cell.pooled("global", "new_client") == (0.4, 40)
+    text = format_table(ResultsTable([cell]))
+    # Wilson by hand: (0.4 + 1.92073/40) / (1 + 3.84146/40) ± …
+    assert lines_of(text)["fedavg, global model"][2] == "40.0 of 40 (26.3–55.4)"
+    assert "once for each client's own model" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "title"),
+    [
+        ("split-by", "id", "split-by"),
+        ("synthetic.feature-noise", 5.0, "synthetic.feature-noise"),
+    ],
+)
+def test_rows_on_other_test_nodes_are_not_compared(
+    key: str, value: str | float, title: str
+) -> None:
+    before = "auto" if key == "split-by" else 1.0
+    cells = [
+        make_row("local", LOCAL),  # from before split-by was kept
+        make_row("good", GOOD, settings={key: before}, experiment="y"),
+        make_row("near", NEAR, settings={key: value}, experiment="z"),
+    ]
+    if key != "split-by":
+        cells[0] = make_row("local", LOCAL, settings={key: before})
+    blocks = ResultsTable(cells).blocks
+    assert [[line.name for line in b.lines] for b in blocks] == [
+        ["local", "good"],
+        ["near"],
+    ]
+    assert [b.name for b in blocks] == [f"cora, {title} {v}" for v in (before, value)]
+
+
 def test_an_overview_has_a_column_per_dataset_and_a_dash_for_what_is_missing() -> None:
     cells = [
         *rows(local=LOCAL, good=GOOD),
