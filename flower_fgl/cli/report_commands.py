@@ -152,7 +152,8 @@ def compare(
         if number := sum(run.status == "completed" for run in runs) - paired:
             show(
                 f"Warning: {number} of the completed runs of {name} are left out: no run "
-                "of the other side has the same dataset, partition, clients and seed."
+                "of the other side has the same dataset, partition, clients, split, "
+                "target and seed."
             )
     _show_finetuned(rows)
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}

@@ -76,6 +76,7 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     test = {"num_nodes": 20, "accuracy": 0.9, "macro_recall": 0.7, "macro_f1": 0.8}
     tuned = {"round": 2, "test": test}
     run.summary["finetuned"] = tuned
+    run.config["owners"] = "a.npz,b.npz"
     run.clients.extend(
         {"round": 2, "partition_id": k, "metrics": {"local": {"test": {"accuracy": v}}}}
         for k, v in enumerate((0.95, 0.85))
@@ -85,6 +86,8 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     assert values_of(cell, "own", "test", "macro_recall") == [0.7]
     assert values_of(cell, "own", "test", "worst_accuracy") == [0.85]
     assert values_of(cell, "before", "test", "accuracy") == [0.6]
+    owners = cell.draws[0].owners["own"]  # which --layout owners shows
+    assert [scores["accuracy"] for scores in owners.values()] == [0.95, 0.85]
 
 
 @pytest.mark.parametrize(("positive", "metric"), [("1", "auroc"), ("", "accuracy")])
