@@ -180,7 +180,8 @@ def build_clients(
     """Load a dataset, partition and split it, and build the graphs of K clients.
 
     The SHA-256 of the partition, its sparsity, its few-shot sample and its target follows,
-    and the number of undirected edges of the partitioned graph, or of all graphs.
+    of a user's file also that of labels and split, and the number of undirected edges of
+    the partitioned graph, or of all graphs.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):
@@ -220,9 +221,27 @@ def build_clients(
         sha256 = links_sha256(sha256, clients)
     if has_targets(config) or config.predicts_numbers:
         sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
+    if of_file:  # it may be written anew with another split
+        sha256 = _scored_sha256(sha256, clients)
     is_dense = can_standardize(dataset.x)
     clients = [scale_raw(client, config, is_dense=is_dense) for client in clients]
     return clients, sha256, edges
+
+
+def _scored_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
+    """Hash the SHA-256 of a partition, and what its clients train on and score."""
+    digest = hashlib.sha256(partition.encode())
+    for graph in (g for client in clients for g in client.graphs):
+        held = {
+            "y": graph.y,
+            "targets": graph.targets,
+            **dict(sorted(graph.masks.items())),
+        }
+        for name, tensor in held.items():
+            if tensor is not None:
+                digest.update(f"{name} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _build_graphs(

@@ -18,8 +18,10 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets import store
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.methods import parse_config
+from tests.support.owners import owner_graphs
 
 
 @pytest.fixture(autouse=True)
@@ -309,3 +311,24 @@ def test_50_workers_starting_at_once_compute_once() -> None:
         results = pool.map(_open, range(50), chunksize=1)
     assert sum(builds for builds, _ in results) == 1
     assert {nodes for _, nodes in results} <= set(range(20, 41))
+
+
+def test_the_hash_of_a_file_follows_its_labels_and_split(tmp_path: Path) -> None:
+    """Runs before and after another file of one name are not paired; features may vary."""
+    path = tmp_path / "graph.npz"
+    save_client_graph(path, owner_graphs()[0])
+    settings = {"dataset": str(path), "clients": 2, "split": "public"}
+    with np.load(path) as file:
+        arrays = dict(file)
+    hashes = []
+    for name, change in {
+        "x": lambda x: x + 1,
+        "test_mask": lambda mask: mask & (np.arange(len(mask)) % 2 == 0),
+        "y": lambda y: np.where(y == 0, 1, y),
+    }.items():
+        for values in (arrays[name], change(arrays[name])):
+            np.savez(path, **{**arrays, name: values})
+            hashes.append(store.build_clients(parse_config(settings), 2)[1])
+    features, split, labels = hashes[:2], hashes[2:4], hashes[4:]
+    assert features[0] == features[1] == split[0] == labels[0]
+    assert len({features[0], split[1], labels[1]}) == 3
