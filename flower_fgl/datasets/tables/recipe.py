@@ -159,12 +159,27 @@ def items_of(place: Place) -> str:
 
 def match_column(name: str, columns: Mapping[str, Column]) -> Column | None:
     """Return what a column of a table means; ``None`` if the recipe does not know it."""
+    key = find_column(name, columns)
+    if key is None:
+        return None
+    column = columns[key]
+    is_feature = key != name and column.kind in FEATURES
+    return replace(column, name=name) if is_feature else column
+
+
+def find_column(name: str, columns: Mapping[str, Column]) -> str | None:
+    """Return the key that declares a column; of patterns that with most other characters.
+
+    Of patterns with equally many it is the first one.
+    """
     if name in columns:
-        return columns[name]
-    for key, column in columns.items():
-        if "*" in key and re.fullmatch(".*".join(map(re.escape, key.split("*"))), name):
-            return replace(column, name=name) if column.kind in FEATURES else column
-    return None
+        return name
+    found = [
+        key
+        for key in columns
+        if "*" in key and re.fullmatch(".*".join(map(re.escape, key.split("*"))), name)
+    ]
+    return max(found, key=lambda key: len(key) - key.count("*"), default=None)
 
 
 def read_recipe(
@@ -426,6 +441,11 @@ def _read_column(key: str, given: Any, where: str) -> Column:
         raise DataError(f"{where}: parts must be train, val or test.")
     if kind in ("category", "yes/no") and options.get("missing", "zero") != "zero":
         raise DataError(f'{where}: missing must be "zero" for the kind {kind}.')
+    if "*" in key and "name" in options:
+        raise DataError(
+            f"{where}: name = … is for one column, and a name with * stands for several. "
+            "Remove it, or declare each column of its own."
+        )
     name = options.pop("name", key) if kind in FEATURES else kind
     if kind in FEATURES and name in RESERVED:
         raise DataError(

@@ -113,6 +113,21 @@ def test_the_hash_follows_meanings_and_vocabulary_only(tmp_path: Path) -> None:
     assert of(recipe_toml=RECIPE.replace('"mean"', '"zero"')) != first
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_longest_pattern_declares_a_column(is_first: bool, tmp_path: Path) -> None:
+    recipe = RECIPE.replace('holder = "ignore"\n', "")
+    old, others = (
+        'balance = {kind = "number", missing = "mean", log = true}',
+        '"*" = "ignore"',
+    )
+    pattern = old.replace("balance", '"bal*"')
+    new = f"{others}\n{pattern}" if is_first else f"{pattern}\n{others}"
+    graph, _ = prepared(tmp_path, recipe_toml=recipe.replace(old, new))
+    assert column(graph, "balance missing") == [0, 1, 0, 0, 0]
+    assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
+    assert "holder" not in graph.dataset.feature_names
+
+
 def test_decimal_commas_and_semicolons_are_read(tmp_path: Path) -> None:
     table = ACCOUNTS.replace(",", ";").replace("120.5", "120,5")
     recipe = RECIPE.replace(
@@ -486,6 +501,14 @@ CHANGES = {
     "unknown kind": (
         {"recipe_toml": RECIPE.replace('"yes/no"', '"bool"')},
         'column "business": unknown kind .bool.. .*Known: category',
+    ),
+    "name of several columns": (
+        {
+            "recipe_toml": RECIPE.replace("balance =", '"bal*" =').replace(
+                "log = true", 'name = "balance"'
+            )
+        },
+        r'column "bal\*": name = … is for one column.*Remove it, or declare each',
     ),
     "unknown option": (
         {"recipe_toml": RECIPE.replace("log = true", "logs = true")},
