@@ -33,6 +33,7 @@ from flower_fgl.datasets.tables.recipe import (
     Place,
     Recipe,
     TableRecipe,
+    find_column,
     items_of,
     match_column,
 )
@@ -158,7 +159,7 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
         used = _used(block, table, recipe)
         columns = {column.name: column for column in used.values()}
         keys = {
-            kind: read_keys(block, {k: c for k, c in used.items() if c.kind == kind})
+            kind: read_keys(block, _parts_of(kind, used, table))
             for kind in KEYS[table.part]
         }
         if graph := {k: c for k, c in used.items() if c.kind == "graph" or c.graph}:
@@ -219,6 +220,19 @@ def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]
                 * is_label
             )
     return used
+
+
+def _parts_of(
+    kind: str, used: Mapping[str, Column], table: TableRecipe
+) -> dict[str, Column]:
+    """Return the columns of an id, source or target in the order of the recipe."""
+    declared = [*table.columns]
+
+    def order(name: str) -> tuple[int, str]:
+        return declared.index(find_column(name, table.columns) or name), name
+
+    names = (name for name, column in used.items() if column.kind == kind)
+    return {name: used[name] for name in sorted(names, key=order)}
 
 
 def _join(

@@ -18,7 +18,7 @@ from flower_fgl.core.schema import Schema, Triple
 from flower_fgl.datasets.graph_files.own_split import PARTS
 
 __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
-__all__ += ["FOREIGN", "KEYS", "Place", "items_of"]
+__all__ += ["FOREIGN", "KEYS", "Place", "find_column", "items_of"]
 
 Place = tuple[str, ...]
 """``graphs`` of a set, ``nodes`` or ``edges``; in typed graphs also the kind of nodes or

@@ -210,6 +210,26 @@ def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> Non
     assert load_graph_file(tmp_path / "graph").dataset.y.tolist() == [1, -1, -1, 0, -1]
 
 
+def test_ids_of_several_columns_are_joined_in_the_order_of_the_recipe(
+    tmp_path: Path,
+) -> None:
+    recipe, *tables = write(
+        tmp_path,
+        recipe_toml='[[nodes]]\ntable = "accounts.csv"\n[nodes.columns]\nbank = "id"\n'
+        'account = "id"\nbalance = "number"\n[[edges]]\ntable = "transfers*.csv"\n'
+        '[edges.columns]\nbank = "source"\naccount = "source"\nto_bank = "target"\n'
+        'to_account = "target"\n',
+        accounts_csv="account,balance,bank\n1,10,1\n2,20,1\n1,30,2\n2,40,2\n",
+        transfers_csv="to_bank,bank,to_account,account\n2,1,1,2\n",  # 1:2 to 2:1
+        **{"transfers-b_csv": "account,bank,to_account,to_bank\n2,1,2,2\n"},  # to 2:2
+    )
+    prepare_graph(recipe, tables, tmp_path / "graph")
+    graph = load_graph_file(tmp_path / "graph", needs_labels=False)
+    assert graph.names == ("1:1", "1:2", "2:1", "2:2")
+    ends = {frozenset(pair) for pair in graph.dataset.edge_index.T.tolist()}
+    assert ends == {frozenset({1, 2}), frozenset({1, 3})}
+
+
 def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> None:
     (path,) = write(
         tmp_path,
