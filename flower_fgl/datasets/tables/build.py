@@ -132,7 +132,14 @@ def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
 
     tables = [table for table in recipe.tables(()) if table.table]
     files: dict[str, list[Path]] = {table.table: [] for table in tables}
+    seen: dict[Path, Path] = {}
     for path in paths:
+        if first := seen.get(path.resolve()):
+            raise DataError(
+                f"{show_path(path)} is the same file as {show_path(first)}, and its rows "
+                "would be read twice. Name each file once."
+            )
+        seen[path.resolve()] = path
         found = [name for name in files if fnmatch.fnmatchcase(path.name, name)]
         if not found:
             raise DataError(

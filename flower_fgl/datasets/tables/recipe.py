@@ -399,6 +399,11 @@ def _read_table(values: Any, part: str, where: str) -> TableRecipe:
         return TableRecipe(place)
     declared = values.pop("columns", {})
     options = _checked({"table": None, **values}, CHECKS, where)
+    if part == "edges" and options.get("join"):
+        raise DataError(
+            f"{where}: join = true is for tables of nodes or graphs; each row of this "
+            "table would be one more edge. Put its columns into the other table of edges."
+        )
     options["ends"] = tuple(types[key] for key in ("source", "target") if key in types)
     options["private"] = types.get("private", False)
     _check_keys(declared, set(declared), f"{where}: columns")

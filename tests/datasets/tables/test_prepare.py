@@ -179,6 +179,14 @@ def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
     assert len(load_graph_file(tmp_path / "graph").names) == 5
 
 
+def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    recipe, (accounts, transfers) = bank(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for again in (transfers, Path(str(transfers)), tmp_path / "link" / transfers.name):
+        with pytest.raises(DataError, match=r"transfers.csv is the same file as"):
+            prepare_graph(recipe, [accounts, transfers, again], tmp_path / "graph")
+
+
 def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
     graph, _ = prepared(tmp_path, accounts_csv=ACCOUNTS.replace("\n", "\n\n", 2))
     assert len(graph.names) == 5
@@ -521,6 +529,14 @@ CHANGES = {
     "unknown kind": (
         {"recipe_toml": RECIPE.replace('"yes/no"', '"bool"')},
         'column "business": unknown kind .bool.. .*Known: category',
+    ),
+    "table of edges to join": (
+        {
+            "recipe_toml": RECIPE.replace(
+                "[edges.columns]", "join = true\n[edges.columns]"
+            )
+        },
+        r"\[\[edges\]\] 1: join = true is for tables of nodes or graphs; each row",
     ),
     "name of several columns": (
         {
