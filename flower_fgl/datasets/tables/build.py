@@ -274,12 +274,12 @@ def _join(
     for rows in (rows for table, rows in own if table.join):
         _require_unique([rows])
         at = index.get_indexer(rows.keys["id"])
-        known = at >= 0
+        known = (at >= 0) & ~is_foreign[at]
         if not known.any():
             raise _nothing_in_common(rows.name, rows.keys["id"], index, items)
         lines.append(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
-            f"{int((~known).sum()):,} rows dropped, which name no node"
+            f"{int((~known).sum()):,} rows dropped, which name no own node"
         )
         rows.values = {name: cells[known] for name, cells in rows.values.items()}
         tables.append(rows)

@@ -205,7 +205,8 @@ def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:
     """Yield the nodes or edges of an ``.npz`` file with ``x`` and ``edge_index``.
 
     A matrix ``x`` has the columns ``x0``, ``x1``, …. Arrays of node numbers such as
-    ``train_mask`` become one column ``split``. Ids are the row numbers.
+    ``train_mask`` become one column ``split``. Ids are the row numbers. An ``edge_index``
+    of shape (2, 2) is (2, edges).
     """
     where = show_path(path)
     arrays = read_arrays(path, None)
@@ -215,7 +216,7 @@ def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:
             f"{where} needs the arrays x (nodes, features) and edge_index, (2, edges) or "
             "(edges, 2), to be read as a table."
         )
-    pairs = pairs if pairs.shape[1] == 2 else pairs.T
+    pairs = pairs.T if pairs.shape[0] == 2 else pairs
     number = len(arrays["x"]) if table.part == "nodes" else len(pairs)
     columns: dict[str, Array] = {"source": pairs[:, 0], "target": pairs[:, 1]}
     if table.part == "nodes":
@@ -245,12 +246,20 @@ def _split_cells(
         chosen = arrays[names[0]]
         is_mask = chosen.dtype.kind == "b" and chosen.shape == (number,)
         is_list = chosen.dtype.kind in "iu" and chosen.ndim == 1
-        if is_list and len(chosen):
+        if (
+            is_list
+            and len(chosen) == number > 2
+            and chosen.min() >= 0
+            and chosen.max() <= 1
+        ):
+            chosen, is_mask = chosen != 0, True  # three nodes are no list of 0 and 1
+        elif is_list and len(chosen):
             is_list = bool(0 <= chosen.min() <= chosen.max() < number)
+            is_list &= len(np.unique(chosen)) == len(chosen)
         if len(names) > 1 or not (is_mask or is_list):
             raise DataError(
-                f"{where}: {', '.join(names)} must be one array of node numbers, or one of "
-                "True and False for each node."
+                f"{where}: {', '.join(names)} must be one array of different node numbers, "
+                "or one of True and False, or of 1 and 0, for each node."
             )
         if (cells[chosen] != "").any():
             raise DataError(

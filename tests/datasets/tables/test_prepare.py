@@ -203,7 +203,7 @@ def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
 def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> None:
     header, *rows = (line.rpartition(",") for line in ACCOUNTS.splitlines())
     accounts = "\n".join([header[0], *(row[0] for row in rows), ""])
-    labels = f"account,fraud\n{LARGE + 3},1\n{LARGE},0\n77,0\n"
+    labels = f"account,fraud\n{LARGE + 3},1\n{LARGE},0\n77,0\n9000000000000000009,1\n"
     recipe = RECIPE.replace(
         'fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}', ""
     )
@@ -214,7 +214,8 @@ def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> Non
     path, tables = bank(tmp_path, recipe_toml=recipe, accounts_csv=accounts)
     tables += write(tmp_path, labels_csv=labels)
     lines = prepare_graph(path, tables, tmp_path / "graph")
-    assert "labels.csv: columns of 2 nodes, 1 rows dropped, which name no node" in lines
+    counts = "columns of 2 nodes, 2 rows dropped, which name no own node"
+    assert f"labels.csv: {counts}" in lines
     assert load_graph_file(tmp_path / "graph").dataset.y.tolist() == [1, -1, -1, 0, -1]
 
 
@@ -262,6 +263,47 @@ def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> No
     assert graph.names == (str(LARGE), "n1")
     assert graph.dataset.x.tolist() == [[31], [40]]
     assert graph.dataset.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+NPZ = """[[nodes]]
+table = "graph.npz"
+columns = {id = "id", x0 = "number", split = "split"}
+[[edges]]
+table = "graph.npz"
+columns = {source = "source", target = "target"}
+"""
+
+
+def from_npz(folder: Path, **masks: list[int]) -> None:
+    """Prepare a graph of four nodes from an ``.npz`` file."""
+    (recipe,) = write(folder, recipe_toml=NPZ)
+    arrays = {name: np.array(mask) for name, mask in masks.items()}
+    edges = np.array([[0, 1], [2, 3]])
+    np.savez(folder / "graph.npz", x=np.zeros((4, 1)), edge_index=edges, **arrays)
+    prepare_graph(recipe, [folder / "graph.npz"], folder / "graph")
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [([1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]), ([0, 3], [1], [0, 0, 0, 0])],
+)
+def test_masks_of_an_npz_file_are_numbers_of_nodes_or_0_and_1(
+    masks: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    names = ("train_mask", "val_mask", "test_mask")
+    from_npz(tmp_path, **dict(zip(names, masks, strict=True)))
+    nodes = pd.read_csv(tmp_path / "graph" / "nodes.csv")
+    assert nodes["split"].fillna("").tolist() == ["train", "val", "", "train"]
+    edges = pd.read_csv(tmp_path / "graph" / "edges.csv")
+    assert edges.to_numpy().tolist() == [[0, 2], [1, 3]]  # (2, edges)
+
+
+@pytest.mark.parametrize("mask", [[2, 2], [0, 4], [1, 0, 0, 2]])
+def test_masks_of_an_npz_file_that_list_no_nodes_are_refused(
+    mask: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="train_mask must be one array of different"):
+        from_npz(tmp_path, train_mask=mask)
 
 
 def test_two_columns_of_a_parquet_file_with_one_name_are_refused(
