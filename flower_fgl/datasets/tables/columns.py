@@ -4,6 +4,7 @@ All parties share the vocabulary, which holds categories, and scales of numbers,
 docs/prepare.md.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,9 +48,9 @@ def read_cells(block: Block, key: str, column: Column, decimal: str) -> Array:
     """
     cells = block.columns[key]
     if column.kind in ("number", "time", "date") and cells.dtype.kind == "M":
-        values = _seconds(cells)
+        values = _without(_seconds(cells), column)
     elif column.kind == "date" or column.format:
-        values = _dates(block, key, column)
+        values = _without(_dates(block, key, column), column)
     elif column.kind in ("number", "time"):
         values = _numbers(block, key, column, decimal)
     else:
@@ -224,6 +225,22 @@ def _seconds(dates: Array) -> Array:
     whole = dates.astype("datetime64[us]")
     seconds: Array = whole.astype(np.int64) / 1e6
     return np.where(np.isnat(whole), np.nan, seconds)
+
+
+def _without(seconds: Array, column: Column) -> Array:
+    """Return dates as seconds; NaN for those that ``column.empty`` lists."""
+    forms = (
+        lambda text: datetime.strptime(text, column.format),
+        datetime.fromisoformat,
+    )
+    dates = []
+    for text in column.empty:
+        for read in forms:
+            with contextlib.suppress(ValueError):  # a text such as NA is no date
+                found = read(text)
+                dates.append(found.replace(tzinfo=found.tzinfo or UTC).timestamp())
+                break
+    return np.where(np.isin(seconds, dates), np.nan, seconds)
 
 
 def _dates(block: Block, key: str, column: Column) -> Array:

@@ -170,6 +170,48 @@ def test_a_number_that_stands_for_an_empty_cell_has_any_form(tmp_path: Path) -> 
         assert column(graph, "balance missing") == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("form", "empty"),
+    [("", ["NA", "9999-12-31"]), (', format = "%d.%m.%Y"', ["31.12.9999"])],
+)
+def test_a_date_that_stands_for_an_empty_cell_is_one_in_parquet_too(
+    form: str, empty: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    days = ["2019-05-02", "9999-12-31"]
+    found = []
+    for name in ("csv", "parquet"):
+        (folder := tmp_path / name).mkdir()
+        text = RECIPE.replace('"date"', f'"date", empty = {empty}{form}')
+        recipe, (accounts, transfers) = bank(
+            folder,
+            recipe_toml=text.replace("accounts*.csv", f"accounts.{name}"),
+            transfers_csv="from,to,amount\n1,2,3\n",
+        )
+        more = {"balance": 1.0, "country": "AT", "business": "no", "holder": "h"}
+        frame = pd.DataFrame({"account": [1, 2], "opened": days, "fraud": [1, 0]})
+        frame = frame.assign(**more)
+        if name == "csv":
+            if form:
+                frame["opened"] = ["02.05.2019", "31.12.9999"]
+            frame.to_csv(accounts, index=False)
+        else:
+            frame["opened"] = np.array(days, dtype="datetime64[us]")
+            accounts = accounts.with_suffix(".parquet")
+            frame.to_parquet(accounts)
+        tables = [accounts, transfers]
+        propose_vocabulary(recipe, tables, folder / "vocabulary-new.toml")
+        words = (folder / "vocabulary-new.toml").read_text("utf-8")
+        scale = tomllib.loads(words)["nodes"]["numbers"]["opened"]
+        assert scale == {"mean": 18018, "std": 1, "median": 18018}
+        prepare_graph(recipe, tables, folder / "graph")
+        graph = load_graph_file(folder / "graph")
+        assert column(graph, "opened missing") == [0, 1]
+        found.append(column(graph, "opened"))
+    # the median of the vocabulary, 18,278, has mean 18,000 and std 400
+    assert found[0] == found[1] == pytest.approx([18 / 400, 278 / 400])
+
+
 def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
     header, *rows = ACCOUNTS.splitlines()
     recipe, tables = bank(tmp_path, accounts_csv="\n".join([header, *rows[:2], ""]))
