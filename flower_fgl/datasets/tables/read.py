@@ -22,6 +22,8 @@ from flower_fgl.datasets.tables.recipe import TableRecipe
 __all__ = ["Block", "read_blocks"]
 
 BLOCK_ROWS = 100_000
+GRAPHML = b'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+"""In place of a first element without a namespace."""
 NO_PYARROW = (
     "needs pyarrow. Install it with pip install 'flower-fgl[tables]', or write the table "
     "as CSV."
@@ -180,12 +182,22 @@ def _read_graphml(path: Path, table: TableRecipe) -> Iterator[Block]:
     """Yield the nodes or edges of a GraphML file; their ids are text."""
     import networkx as nx
 
+    reader = nx.GraphMLReader(force_multigraph=True)
+    malformed = (nx.NetworkXError, SyntaxError, OSError, KeyError, ValueError)
     try:
-        graph = nx.read_graphml(path, node_type=str, force_multigraph=True)
-    except (nx.NetworkXError, SyntaxError, OSError, KeyError, ValueError) as error:
+        text = path.read_bytes().replace(b"<graphml>", GRAPHML)
+        graphs = list(reader(string=text))
+        defaults = _graphml_defaults(reader, table.part)
+    except (*malformed, TypeError, AttributeError) as error:  # an empty default
         raise DataError(
             f"{show_path(path)} is no GraphML file: {clip(error, 200)}."
         ) from error
+    if len(graphs) != 1:
+        raise DataError(
+            f"{show_path(path)} must hold one graph, and has {len(graphs)}. Write one "
+            "document for each graph."
+        )
+    (graph,) = graphs
     if table.part == "nodes":
         keys = {"id": list(graph.nodes)}
         found = [values for _, values in graph.nodes(data=True)]
@@ -194,11 +206,24 @@ def _read_graphml(path: Path, table: TableRecipe) -> Iterator[Block]:
         keys = {"source": [e[0] for e in ends], "target": [e[1] for e in ends]}
         found = [values for _, _, values in ends]
     columns = {name: np.array(cells, dtype=object) for name, cells in keys.items()}
+    found = [defaults | values for values in found]
     for name in dict.fromkeys(name for values in found for name in values):
         column = f"{name}.1" if name in keys else str(name)  # as of a repeated header
         cells = [str(values.get(name, "")) for values in found]
         columns[column] = np.array(cells, dtype=object)
     yield Block(path.name, np.arange(1, len(found) + 1), columns)
+
+
+def _graphml_defaults(reader: Any, part: str) -> dict[str, Any]:
+    """Return what nodes or edges without a value have, by name."""
+    mark = f"{{{reader.NS_GRAPHML}}}"
+    keys, defaults = reader.find_graphml_keys(reader.xml)
+    return {
+        keys[name]["name"]: defaults[name]
+        for key in reader.xml.findall(f"{mark}key")
+        if key.findtext(f"{mark}default")
+        and keys[name := key.get("id")]["for"] in (part[:-1], "all", None)
+    }
 
 
 def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:

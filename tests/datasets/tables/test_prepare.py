@@ -307,6 +307,60 @@ def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> No
     assert graph.dataset.edge_index.tolist() == [[0, 1], [1, 0]]
 
 
+def graphml(folder: Path, number: int = 1) -> tuple[Path, Path]:
+    """Write a recipe and a document with a default of each kind."""
+    graph = (
+        '<graph edgedefault="directed"><node id="a"><data key="n">red</data></node>'
+        '<node id="b"/><node id="c"><data key="n"/><data key="all">7</data></node>'
+        '<edge source="a" target="b"/><edge source="b" target="c">'
+        '<data key="e">1.5</data></edge></graph>'
+    )
+    recipe, path = write(
+        folder,
+        recipe_toml='[[nodes]]\ntable = "a.graphml"\n[nodes.columns]\nid = "id"\n'
+        'color = {kind = "category", missing = "zero"}\nage = "number"\n'
+        '[[edges]]\ntable = "a.graphml"\n[edges.columns]\nsource = "source"\n'
+        'target = "target"\nsum = "number"\nage = "ignore"\n'
+        '[vocabulary.nodes.categories]\ncolor = ["red", "blue"]\n'
+        "[vocabulary.nodes.numbers]\nage = {mean = 0, std = 1, median = 0}\n"
+        "[vocabulary.edges.numbers]\nsum = {mean = 0, std = 1, median = 0}\n",
+        a_graphml="<graphml>"
+        '<key id="n" for="node" attr.name="color" attr.type="string">'
+        "<default>blue</default></key>"
+        '<key id="all" for="all" attr.name="age" attr.type="long">'
+        "<default>40</default></key>"
+        '<key id="e" for="edge" attr.name="sum" attr.type="double">'
+        "<default>2.5</default></key>"
+        '<key id="x" for="node" attr.name="none" attr.type="string"><default/></key>'
+        f"{graph * number}</graphml>",
+    )
+    return recipe, path
+
+
+def test_values_that_graphml_leaves_out_are_its_defaults(tmp_path: Path) -> None:
+    recipe, path = graphml(tmp_path)
+    prepare_graph(recipe, [path], tmp_path / "graph")
+    graph = load_graph_file(tmp_path / "graph", needs_labels=False)
+    assert column(graph, "color=red") == [1, 0, 0]
+    assert column(graph, "color=blue") == [0, 1, 0]
+    assert column(graph, "color missing") == [
+        0,
+        0,
+        1,
+    ]  # an empty value, not the default
+    assert column(graph, "age") == [40, 40, 7]
+    sums = pd.read_csv(tmp_path / "graph" / "edges.csv")["sum"]
+    assert sums.tolist() == [2.5, 1.5]
+
+
+def test_a_graphml_file_of_two_graphs_is_refused(tmp_path: Path) -> None:
+    recipe, path = graphml(tmp_path, number=2)
+    with pytest.raises(
+        DataError, match=r"a.graphml must hold one graph, and has 2\. Write"
+    ):
+        prepare_graph(recipe, [path], tmp_path / "graph")
+
+
 NPZ = """[[nodes]]
 table = "graph.npz"
 columns = {id = "id", x0 = "number", split = "split"}
