@@ -67,6 +67,7 @@ class _Rows:
     keys: dict[str, Array]
     columns: dict[str, Column]
     values: dict[str, Array]
+    notes: list[str]  # on cells of several lines
 
 
 def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
@@ -114,7 +115,7 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
             axis=1,
         )
         columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
-        lines = [f"{rows.name}: {len(rows.rows):,} {items_of(place)}" for rows in edges]
+        lines = _counted(edges, items_of(place))
         none = np.zeros(len(pairs), dtype=np.bool_)
         time = values.get("time")  # in a graph file they ascend
         if time is not None and (time[1:] < time[:-1]).any():
@@ -162,7 +163,10 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
     """Read one file as its recipe says."""
     blocks: list[tuple[Array, dict[str, Array], dict[str, Array]]] = []
     columns: dict[str, Column] = {}
+    breaks: dict[str, list[int]] = {}
     for block in read_blocks(path, table):
+        for name, found in block.breaks.items():
+            breaks.setdefault(name, []).extend(found)
         used = _used(block, table, recipe)
         columns = {column.name: column for column in used.values()}
         keys = {
@@ -192,7 +196,33 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
         {k: np.concatenate([b[i][k] for b in blocks]) for k in blocks[0][i]}
         for i in (1, 2)
     )
-    return _Rows(path.name, rows, keys, columns, values)
+    return _Rows(path.name, rows, keys, columns, values, _notes(path, breaks))
+
+
+def _notes(path: Path, breaks: Mapping[str, list[int]]) -> list[str]:
+    """Describe cells with a line break; ``breaks`` has their rows by column."""
+    notes = []
+    for name, rows in breaks.items():
+        what = f"1 cell of {clip(name)} spans several lines (row {rows[0]:,})"
+        if len(rows) > 1:
+            what = (
+                f"{len(rows):,} cells of {clip(name)} span several lines (first in row "
+                f"{rows[0]:,})"
+            )
+        notes.append(
+            f"{path.name}: {what}. If a quotation mark is not closed, the rows below it "
+            "are lost."
+        )
+    return notes
+
+
+def _counted(tables: Sequence[_Rows], items: str) -> list[str]:
+    """Return the number of rows of each table, and its notes."""
+    return [
+        line
+        for rows in tables
+        for line in (f"{rows.name}: {len(rows.rows):,} {items}", *rows.notes)
+    ]
 
 
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
@@ -252,7 +282,7 @@ def _join(
     import pandas as pd
 
     lists, items = [rows for table, rows in own if not table.join], items_of(place)
-    lines = [f"{rows.name}: {len(rows.rows):,} {items}" for rows in lists]
+    lines = _counted(lists, items)
     _require_unique(lists)
     listed = pd.Index(_concatenated([rows.keys["id"] for rows in lists]))
     named = _concatenated([rows.keys[key] for rows, key in ends])
@@ -281,6 +311,7 @@ def _join(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
             f"{int((~known).sum()):,} rows dropped, which name no own node"
         )
+        lines += rows.notes
         rows.values = {name: cells[known] for name, cells in rows.values.items()}
         tables.append(rows)
         places.append(at[known])

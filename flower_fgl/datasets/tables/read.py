@@ -8,7 +8,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Block:
     name: str  # of the file
     rows: Array  # (n,) number of each row; the header of a CSV table is row 1
     columns: Mapping[str, Array]  # (n,) text ("" if empty), numbers or dates (NaN, NaT)
+    # of a CSV table: numbers of the rows whose cell has a line break, by column
+    breaks: Mapping[str, list[int]] = field(default_factory=dict)
 
     def place(self, row: int) -> str:
         """Name a row for a message."""
@@ -91,8 +93,14 @@ def _read_csv(path: Path, table: TableRecipe) -> Iterator[Block]:
                 rows = np.arange(first, first + len(frame))
                 first += len(frame)
                 filled = np.logical_or.reduce([c != "" for c in columns.values()])
+                rows = rows[filled]
                 columns = {name: cells[filled] for name, cells in columns.items()}
-                yield Block(path.name, rows[filled], columns)
+                breaks = {
+                    name: rows[["\n" in cell for cell in cells]].tolist()
+                    for name, cells in columns.items()
+                    if "\n" in "".join(cells)
+                }
+                yield Block(path.name, rows, columns, breaks)
     except malformed as error:
         raise DataError(
             f"{where} is not a CSV table whose rows have equally many cells, separated by "

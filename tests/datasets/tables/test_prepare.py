@@ -242,6 +242,22 @@ def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
         prepare_graph(recipe, tables, tmp_path / "other")
 
 
+def test_cells_of_several_lines_are_noted(tmp_path: Path) -> None:
+    note = "If a quotation mark is not closed, the rows below it are lost."
+    lost = ACCOUNTS.replace("h2,", '"h2,').replace("h3,", 'h3",')
+    transfers = "from,to,amount\n"
+    transfers += f'{LARGE},{LARGE + 1},"1\n0"\n{LARGE + 1},{LARGE},"2\n\n0"\n'
+    _, lines = prepared(tmp_path, accounts_csv=lost, transfers_csv=transfers)
+    assert lines[:2] == [
+        "accounts.csv: 3 nodes",
+        f"accounts.csv: 1 cell of holder spans several lines (row 3). {note}",
+    ]
+    assert (
+        f"transfers.csv: 2 cells of amount span several lines (first in row 2). {note}"
+        in lines
+    )
+
+
 def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> None:
     header, *rows = (line.rpartition(",") for line in ACCOUNTS.splitlines())
     accounts = "\n".join([header[0], *(row[0] for row in rows), ""])
