@@ -388,27 +388,29 @@ def _is_number(value: Any) -> bool:
     return is_number and abs(value) <= sys.float_info.max
 
 
-def hash_encoding(recipe: Recipe) -> str:
+def hash_encoding(recipe: Recipe, columns: Mapping[Place, Mapping[str, Column]]) -> str:
     """Return the SHA-256 of all that features mean, apart from an owner's tables.
 
-    Two owners with other tables, but the same features and vocabulary, have one hash. Of a
-    typed graph it is one hash for each kind of nodes, sorted by kind, separated by blanks.
+    ``columns`` are those that were found at each place. Two owners with other tables, but
+    the same features and vocabulary, have one hash. Of a typed graph it is one hash for
+    each kind of nodes, sorted by kind, separated by blanks.
     """
     if recipe.is_typed:
         words = (recipe.vocabulary or {}).get("nodes", {})
         return " ".join(
-            _hash([_meanings(recipe, place), recipe.foreign, words.get(place[1])])
+            _hash([_meanings(columns[place]), recipe.foreign, words.get(place[1])])
             for place in recipe.places
             if place[0] == "nodes"
         )
-    meanings = {part: _meanings(recipe, (part,)) for part in ("nodes", "edges")}
+    meanings = {part: _meanings(columns[part,]) for part in ("nodes", "edges")}
     return _hash([meanings, recipe.foreign, recipe.vocabulary])
 
 
-def _meanings(recipe: Recipe, place: Place) -> list[str]:
-    """Return what the features of some nodes or edges mean, as sorted texts."""
-    columns = recipe.columns(place)
-    return sorted({json.dumps(c.meaning) for c in columns if c.kind in FEATURES})
+def _meanings(columns: Mapping[str, Column]) -> list[str]:
+    """Return what features mean, as sorted texts."""
+    return sorted(
+        {json.dumps(c.meaning) for c in columns.values() if c.kind in FEATURES}
+    )
 
 
 def _hash(content: list[Any]) -> str:

@@ -165,7 +165,12 @@ def write_folder(
             _write_csv(folder / f"{listing}.csv", {"name": names})
     if recipe.is_typed:
         _write_csv(folder / "relations.csv", _relations(recipe))
-    _write_csv(folder / "prepared.csv", {"sha256": [hash_encoding(recipe)]})
+    _write_csv(folder / "prepared.csv", {"sha256": [_hash(recipe, parts)]})
+
+
+def _hash(recipe: Recipe, parts: Mapping[Place, Part]) -> str:
+    """Return the hash that owners compare."""
+    return hash_encoding(recipe, {place: of.columns for place, of in parts.items()})
 
 
 def _graph_and_id(keys: Array) -> tuple[list[str], list[str]]:
@@ -200,7 +205,7 @@ def write_archive(
     classes = [recipe.classes(place) for place in parts]
     is_numbered = all(map(WHOLE_ID.fullmatch, nodes.ids))
     is_numbered = is_numbered and max(map(int, nodes.ids)) <= INT64_MAX
-    arrays: dict[str, Any] = {"prepared": np.array(hash_encoding(recipe))}
+    arrays: dict[str, Any] = {"prepared": np.array(_hash(recipe, parts))}
     order = np.arange(len(nodes.ids))
     if is_numbered:
         numbers = nodes.ids.astype(np.int64)

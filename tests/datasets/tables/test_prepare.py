@@ -106,6 +106,8 @@ def test_the_hash_follows_meanings_and_vocabulary_only(tmp_path: Path) -> None:
     renamed = renamed.replace("fraud = {", "Betrug = {")
     accounts = ACCOUNTS.replace("balance", "Saldo").replace("fraud", "Betrug")
     assert of(recipe_toml=renamed, accounts_csv=accounts) == first
+    pattern = RECIPE.replace("balance =", '"bal*" =')
+    assert of(recipe_toml=pattern) == first
     inline = RECIPE.replace('vocabulary = "vocabulary.toml"', "")
     inline += VOCABULARY.replace("[nodes.", "[vocabulary.nodes.")
     assert of(recipe_toml=inline) == first
