@@ -123,8 +123,29 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
             pairs = pairs[order]
             values = {name: cells[order] for name, cells in values.items()}
             lines.append("The edges were sorted by time.")
+        if time is not None and not recipe.has_labels:
+            _add_empty_labels(recipe, place, columns, values, lines)
         found[place] = Part(np.empty(0), pairs, columns, values, none, lines)
     return found
+
+
+def _add_empty_labels(
+    recipe: Recipe,
+    place: Place,
+    columns: dict[str, Column],
+    values: dict[str, Array],
+    lines: list[str],
+) -> None:
+    """Add labels without a class, as a graph file holds times with labels only."""
+    if not recipe.classes(place):  # a file needs the names of the classes
+        del values["time"]
+        lines.append(
+            f"The times of {items_of(place)} are left out: for predict --from list the "
+            "classes of the label in the recipe."
+        )
+        return
+    columns |= {c.name: c for c in recipe.columns(place) if c.kind == "label"}
+    values["label"] = np.full(len(values["time"]), "", dtype=object)
 
 
 def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -228,6 +249,8 @@ def _counted(tables: Sequence[_Rows], items: str) -> list[str]:
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
     """Return the columns to read, by their name in the table."""
     left_out = set() if recipe.has_labels else {*OF_GRAPHS}
+    if table.part == "edges":
+        left_out -= {"time"}  # predict chooses edges by it
     where = show_path(recipe.path)
     used: dict[str, Column] = {}
     for name in block.columns:

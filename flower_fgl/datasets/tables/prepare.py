@@ -63,9 +63,9 @@ def prepare_graph(
     ``output`` a new ``.npz`` file, or folder of CSV tables; a folder for a typed graph or a
     set of graphs.
     Without ``has_labels``, labels and splits are not read, and the graph is for
-    ``predict``. Returns what was read, filled and dropped, as lines of text. A DataError
-    says that the recipe or a table cannot be read, the graph has an error, or the output
-    exists or cannot be written.
+    ``predict``; edges keep their times if the recipe lists their classes. Returns what was
+    read, filled and dropped, as lines of text. A DataError says that the recipe or a table
+    cannot be read, the graph has an error, or the output exists or cannot be written.
     """
     _require_new(output)
     recipe = read_recipe(recipe_path, has_labels=has_labels)

@@ -105,7 +105,7 @@ class TableRecipe:
 class Recipe:
     """All tables of an owner, and the vocabulary if the recipe names one.
 
-    Without ``has_labels``, labels, splits and times are not read.
+    Without ``has_labels``, labels, splits and times of nodes and graphs are not read.
     """
 
     path: Path
