@@ -114,6 +114,68 @@ def test_a_bank_prepares_checks_trains_and_predicts(tmp_path: Path) -> None:
     assert {row["predicted"] for row in rows} <= {"fraud", "ok"}
 
 
+EDGES = """
+[[nodes]]
+from = "edges"
+[[edges]]
+table = "transfers.csv"
+[edges.columns]
+from = "source"
+to = "target"
+when = {kind = "time", format = "iso"}
+amount = "number"
+fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}
+"""
+
+
+@pytest.mark.parametrize("ending", ["", ".npz"])
+def test_new_transfers_without_labels_keep_their_times(
+    ending: str, tmp_path: Path
+) -> None:
+    draw, rows = random.Random(0), ["from,to,when,amount,fraud"]
+    for i in range(120):
+        one, other = draw.sample(range(20), 2)
+        rows.append(f"{one},{other},2024-{1 + i // 28:02}-{1 + i % 28:02},{i},{i % 2}")
+    recipe, table = tmp_path / "recipe.toml", tmp_path / "transfers.csv"
+    recipe.write_text(EDGES, "utf-8")
+    table.write_text("\n".join(rows), "utf-8")
+    (tmp_path / "graphs").mkdir()
+    for name in ("a", "b"):
+        prepare_graph(recipe, [table], tmp_path / "graphs" / name)
+    nodes = [{"graph": str(path)} for path in (tmp_path / "graphs").iterdir()]
+    run_owners(nodes, tmp_path / "run", evaluate="both", setting="edge")
+    table.write_text("\n".join(row.rpartition(",")[0] for row in rows), "utf-8")
+    new = tmp_path / f"new{ending}"
+    done = invoke("prepare", recipe, table, "--output", new, "--no-labels")
+    assert done.exit_code == 0, done.output
+    begin = 1711929600  # 2024-04-01: 3 · 28 transfers are before it
+    assert len(predict_graph(tmp_path / "run", new)) == 120
+    done = invoke(
+        *("predict", "--model", tmp_path / "run", "--graph", new, "--from", begin),
+        *("--output", tmp_path / "predicted.csv"),
+    )
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "predicted.csv").open() as file:
+        times = [float(row["time"]) for row in csv.DictReader(file)]
+    assert len(times) == 36
+    assert min(times) == begin
+
+
+def test_times_of_edges_without_listed_classes_are_left_out(tmp_path: Path) -> None:
+    text = EDGES.replace(
+        '{kind = "label", classes = {1 = "fraud", 0 = "ok"}}', '"label"'
+    )
+    (recipe := tmp_path / "recipe.toml").write_text(text, "utf-8")
+    (table := tmp_path / "transfers.csv").write_text(
+        "from,to,when,amount\n1,2,2024-01-01,3"
+    )
+    lines = prepare_graph(recipe, [table], tmp_path / "new", has_labels=False)
+    note = "The times of edges are left out: for predict --from list the classes"
+    assert any(line.startswith(note) for line in lines)
+    edges = (tmp_path / "new" / "edges.csv").read_text()
+    assert edges == "source,target,amount\n1,2,3.0\n"
+
+
 def test_owners_with_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
     paths = graphs(tmp_path, [VOCABULARY, OTHER, VOCABULARY])
     run = run_owners([{"graph": str(p)} for p in paths], tmp_path / "run")

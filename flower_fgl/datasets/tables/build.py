@@ -33,6 +33,7 @@ from flower_fgl.datasets.tables.recipe import (
     Place,
     Recipe,
     TableRecipe,
+    find_column,
     items_of,
     match_column,
 )
@@ -66,6 +67,7 @@ class _Rows:
     keys: dict[str, Array]
     columns: dict[str, Column]
     values: dict[str, Array]
+    notes: list[str]  # on cells of several lines
 
 
 def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
@@ -113,7 +115,7 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
             axis=1,
         )
         columns, values = _stack(edges, [*_ranges(edges)], len(pairs))
-        lines = [f"{rows.name}: {len(rows.rows):,} {items_of(place)}" for rows in edges]
+        lines = _counted(edges, items_of(place))
         none = np.zeros(len(pairs), dtype=np.bool_)
         time = values.get("time")  # in a graph file they ascend
         if time is not None and (time[1:] < time[:-1]).any():
@@ -121,8 +123,29 @@ def read_graph(recipe: Recipe, paths: Sequence[Path]) -> dict[Place, Part]:
             pairs = pairs[order]
             values = {name: cells[order] for name, cells in values.items()}
             lines.append("The edges were sorted by time.")
+        if time is not None and not recipe.has_labels:
+            _add_empty_labels(recipe, place, columns, values, lines)
         found[place] = Part(np.empty(0), pairs, columns, values, none, lines)
     return found
+
+
+def _add_empty_labels(
+    recipe: Recipe,
+    place: Place,
+    columns: dict[str, Column],
+    values: dict[str, Array],
+    lines: list[str],
+) -> None:
+    """Add labels without a class, as a graph file holds times with labels only."""
+    if not recipe.classes(place):  # a file needs the names of the classes
+        del values["time"]
+        lines.append(
+            f"The times of {items_of(place)} are left out: for predict --from list the "
+            "classes of the label in the recipe."
+        )
+        return
+    columns |= {c.name: c for c in recipe.columns(place) if c.kind == "label"}
+    values["label"] = np.full(len(values["time"]), "", dtype=object)
 
 
 def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -131,7 +154,14 @@ def _assign(recipe: Recipe, paths: Sequence[Path]) -> dict[str, list[Path]]:
 
     tables = [table for table in recipe.tables(()) if table.table]
     files: dict[str, list[Path]] = {table.table: [] for table in tables}
+    seen: dict[Path, Path] = {}
     for path in paths:
+        if first := seen.get(path.resolve()):
+            raise DataError(
+                f"{show_path(path)} is the same file as {show_path(first)}, and its rows "
+                "would be read twice. Name each file once."
+            )
+        seen[path.resolve()] = path
         found = [name for name in files if fnmatch.fnmatchcase(path.name, name)]
         if not found:
             raise DataError(
@@ -154,11 +184,14 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
     """Read one file as its recipe says."""
     blocks: list[tuple[Array, dict[str, Array], dict[str, Array]]] = []
     columns: dict[str, Column] = {}
+    breaks: dict[str, list[int]] = {}
     for block in read_blocks(path, table):
+        for name, found in block.breaks.items():
+            breaks.setdefault(name, []).extend(found)
         used = _used(block, table, recipe)
         columns = {column.name: column for column in used.values()}
         keys = {
-            kind: read_keys(block, {k: c for k, c in used.items() if c.kind == kind})
+            kind: read_keys(block, _parts_of(kind, used, table))
             for kind in KEYS[table.part]
         }
         if graph := {k: c for k, c in used.items() if c.kind == "graph" or c.graph}:
@@ -184,12 +217,40 @@ def _read(path: Path, table: TableRecipe, recipe: Recipe) -> _Rows:
         {k: np.concatenate([b[i][k] for b in blocks]) for k in blocks[0][i]}
         for i in (1, 2)
     )
-    return _Rows(path.name, rows, keys, columns, values)
+    return _Rows(path.name, rows, keys, columns, values, _notes(path, breaks))
+
+
+def _notes(path: Path, breaks: Mapping[str, list[int]]) -> list[str]:
+    """Describe cells with a line break; ``breaks`` has their rows by column."""
+    notes = []
+    for name, rows in breaks.items():
+        what = f"1 cell of {clip(name)} spans several lines (row {rows[0]:,})"
+        if len(rows) > 1:
+            what = (
+                f"{len(rows):,} cells of {clip(name)} span several lines (first in row "
+                f"{rows[0]:,})"
+            )
+        notes.append(
+            f"{path.name}: {what}. If a quotation mark is not closed, the rows below it "
+            "are lost."
+        )
+    return notes
+
+
+def _counted(tables: Sequence[_Rows], items: str) -> list[str]:
+    """Return the number of rows of each table, and its notes."""
+    return [
+        line
+        for rows in tables
+        for line in (f"{rows.name}: {len(rows.rows):,} {items}", *rows.notes)
+    ]
 
 
 def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]:
     """Return the columns to read, by their name in the table."""
     left_out = set() if recipe.has_labels else {*OF_GRAPHS}
+    if table.part == "edges":
+        left_out -= {"time"}  # predict chooses edges by it
     where = show_path(recipe.path)
     used: dict[str, Column] = {}
     for name in block.columns:
@@ -221,6 +282,19 @@ def _used(block: Block, table: TableRecipe, recipe: Recipe) -> dict[str, Column]
     return used
 
 
+def _parts_of(
+    kind: str, used: Mapping[str, Column], table: TableRecipe
+) -> dict[str, Column]:
+    """Return the columns of an id, source or target in the order of the recipe."""
+    declared = [*table.columns]
+
+    def order(name: str) -> tuple[int, str]:
+        return declared.index(find_column(name, table.columns) or name), name
+
+    names = (name for name, column in used.items() if column.kind == kind)
+    return {name: used[name] for name in sorted(names, key=order)}
+
+
 def _join(
     recipe: Recipe,
     place: Place,
@@ -231,7 +305,7 @@ def _join(
     import pandas as pd
 
     lists, items = [rows for table, rows in own if not table.join], items_of(place)
-    lines = [f"{rows.name}: {len(rows.rows):,} {items}" for rows in lists]
+    lines = _counted(lists, items)
     _require_unique(lists)
     listed = pd.Index(_concatenated([rows.keys["id"] for rows in lists]))
     named = _concatenated([rows.keys[key] for rows, key in ends])
@@ -253,13 +327,14 @@ def _join(
     for rows in (rows for table, rows in own if table.join):
         _require_unique([rows])
         at = index.get_indexer(rows.keys["id"])
-        known = at >= 0
+        known = (at >= 0) & ~is_foreign[at]
         if not known.any():
             raise _nothing_in_common(rows.name, rows.keys["id"], index, items)
         lines.append(
             f"{rows.name}: columns of {int(known.sum()):,} nodes, "
-            f"{int((~known).sum()):,} rows dropped, which name no node"
+            f"{int((~known).sum()):,} rows dropped, which name no own node"
         )
+        lines += rows.notes
         rows.values = {name: cells[known] for name, cells in rows.values.items()}
         tables.append(rows)
         places.append(at[known])

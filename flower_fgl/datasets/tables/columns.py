@@ -4,6 +4,7 @@ All parties share the vocabulary, which holds categories, and scales of numbers,
 docs/prepare.md.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,9 +48,9 @@ def read_cells(block: Block, key: str, column: Column, decimal: str) -> Array:
     """
     cells = block.columns[key]
     if column.kind in ("number", "time", "date") and cells.dtype.kind == "M":
-        values = _seconds(cells)
+        values = _without(_seconds(cells), column)
     elif column.kind == "date" or column.format:
-        values = _dates(block, key, column)
+        values = _without(_dates(block, key, column), column)
     elif column.kind in ("number", "time"):
         values = _numbers(block, key, column, decimal)
     else:
@@ -226,6 +227,22 @@ def _seconds(dates: Array) -> Array:
     return np.where(np.isnat(whole), np.nan, seconds)
 
 
+def _without(seconds: Array, column: Column) -> Array:
+    """Return dates as seconds; NaN for those that ``column.empty`` lists."""
+    forms = (
+        lambda text: datetime.strptime(text, column.format),
+        datetime.fromisoformat,
+    )
+    dates = []
+    for text in column.empty:
+        for read in forms:
+            with contextlib.suppress(ValueError):  # a text such as NA is no date
+                found = read(text)
+                dates.append(found.replace(tzinfo=found.tzinfo or UTC).timestamp())
+                break
+    return np.where(np.isin(seconds, dates), np.nan, seconds)
+
+
 def _dates(block: Block, key: str, column: Column) -> Array:
     """Return a column of dates in text as seconds; NaN where a cell is empty."""
     import pandas as pd
@@ -371,27 +388,29 @@ def _is_number(value: Any) -> bool:
     return is_number and abs(value) <= sys.float_info.max
 
 
-def hash_encoding(recipe: Recipe) -> str:
+def hash_encoding(recipe: Recipe, columns: Mapping[Place, Mapping[str, Column]]) -> str:
     """Return the SHA-256 of all that features mean, apart from an owner's tables.
 
-    Two owners with other tables, but the same features and vocabulary, have one hash. Of a
-    typed graph it is one hash for each kind of nodes, sorted by kind, separated by blanks.
+    ``columns`` are those that were found at each place. Two owners with other tables, but
+    the same features and vocabulary, have one hash. Of a typed graph it is one hash for
+    each kind of nodes, sorted by kind, separated by blanks.
     """
     if recipe.is_typed:
         words = (recipe.vocabulary or {}).get("nodes", {})
         return " ".join(
-            _hash([_meanings(recipe, place), recipe.foreign, words.get(place[1])])
+            _hash([_meanings(columns[place]), recipe.foreign, words.get(place[1])])
             for place in recipe.places
             if place[0] == "nodes"
         )
-    meanings = {part: _meanings(recipe, (part,)) for part in ("nodes", "edges")}
+    meanings = {part: _meanings(columns[part,]) for part in ("nodes", "edges")}
     return _hash([meanings, recipe.foreign, recipe.vocabulary])
 
 
-def _meanings(recipe: Recipe, place: Place) -> list[str]:
-    """Return what the features of some nodes or edges mean, as sorted texts."""
-    columns = recipe.columns(place)
-    return sorted({json.dumps(c.meaning) for c in columns if c.kind in FEATURES})
+def _meanings(columns: Mapping[str, Column]) -> list[str]:
+    """Return what features mean, as sorted texts."""
+    return sorted(
+        {json.dumps(c.meaning) for c in columns.values() if c.kind in FEATURES}
+    )
 
 
 def _hash(content: list[Any]) -> str:

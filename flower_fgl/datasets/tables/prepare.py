@@ -63,9 +63,9 @@ def prepare_graph(
     ``output`` a new ``.npz`` file, or folder of CSV tables; a folder for a typed graph or a
     set of graphs.
     Without ``has_labels``, labels and splits are not read, and the graph is for
-    ``predict``. Returns what was read, filled and dropped, as lines of text. A DataError
-    says that the recipe or a table cannot be read, the graph has an error, or the output
-    exists or cannot be written.
+    ``predict``; edges keep their times if the recipe lists their classes. Returns what was
+    read, filled and dropped, as lines of text. A DataError says that the recipe or a table
+    cannot be read, the graph has an error, or the output exists or cannot be written.
     """
     _require_new(output)
     recipe = read_recipe(recipe_path, has_labels=has_labels)
@@ -165,7 +165,12 @@ def write_folder(
             _write_csv(folder / f"{listing}.csv", {"name": names})
     if recipe.is_typed:
         _write_csv(folder / "relations.csv", _relations(recipe))
-    _write_csv(folder / "prepared.csv", {"sha256": [hash_encoding(recipe)]})
+    _write_csv(folder / "prepared.csv", {"sha256": [_hash(recipe, parts)]})
+
+
+def _hash(recipe: Recipe, parts: Mapping[Place, Part]) -> str:
+    """Return the hash that owners compare."""
+    return hash_encoding(recipe, {place: of.columns for place, of in parts.items()})
 
 
 def _graph_and_id(keys: Array) -> tuple[list[str], list[str]]:
@@ -200,7 +205,7 @@ def write_archive(
     classes = [recipe.classes(place) for place in parts]
     is_numbered = all(map(WHOLE_ID.fullmatch, nodes.ids))
     is_numbered = is_numbered and max(map(int, nodes.ids)) <= INT64_MAX
-    arrays: dict[str, Any] = {"prepared": np.array(hash_encoding(recipe))}
+    arrays: dict[str, Any] = {"prepared": np.array(_hash(recipe, parts))}
     order = np.arange(len(nodes.ids))
     if is_numbered:
         numbers = nodes.ids.astype(np.int64)

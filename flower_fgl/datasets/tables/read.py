@@ -8,7 +8,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from flower_fgl.datasets.tables.recipe import TableRecipe
 __all__ = ["Block", "read_blocks"]
 
 BLOCK_ROWS = 100_000
+GRAPHML = b'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+"""In place of a first element without a namespace."""
 NO_PYARROW = (
     "needs pyarrow. Install it with pip install 'flower-fgl[tables]', or write the table "
     "as CSV."
@@ -35,6 +37,8 @@ class Block:
     name: str  # of the file
     rows: Array  # (n,) number of each row; the header of a CSV table is row 1
     columns: Mapping[str, Array]  # (n,) text ("" if empty), numbers or dates (NaN, NaT)
+    # of a CSV table: numbers of the rows whose cell has a line break, by column
+    breaks: Mapping[str, list[int]] = field(default_factory=dict)
 
     def place(self, row: int) -> str:
         """Name a row for a message."""
@@ -89,8 +93,14 @@ def _read_csv(path: Path, table: TableRecipe) -> Iterator[Block]:
                 rows = np.arange(first, first + len(frame))
                 first += len(frame)
                 filled = np.logical_or.reduce([c != "" for c in columns.values()])
+                rows = rows[filled]
                 columns = {name: cells[filled] for name, cells in columns.items()}
-                yield Block(path.name, rows[filled], columns)
+                breaks = {
+                    name: rows[["\n" in cell for cell in cells]].tolist()
+                    for name, cells in columns.items()
+                    if "\n" in "".join(cells)
+                }
+                yield Block(path.name, rows, columns, breaks)
     except malformed as error:
         raise DataError(
             f"{where} is not a CSV table whose rows have equally many cells, separated by "
@@ -180,12 +190,22 @@ def _read_graphml(path: Path, table: TableRecipe) -> Iterator[Block]:
     """Yield the nodes or edges of a GraphML file; their ids are text."""
     import networkx as nx
 
+    reader = nx.GraphMLReader(force_multigraph=True)
+    malformed = (nx.NetworkXError, SyntaxError, OSError, KeyError, ValueError)
     try:
-        graph = nx.read_graphml(path, node_type=str, force_multigraph=True)
-    except (nx.NetworkXError, SyntaxError, OSError, KeyError, ValueError) as error:
+        text = path.read_bytes().replace(b"<graphml>", GRAPHML)
+        graphs = list(reader(string=text))
+        defaults = _graphml_defaults(reader, table.part)
+    except (*malformed, TypeError, AttributeError) as error:  # an empty default
         raise DataError(
             f"{show_path(path)} is no GraphML file: {clip(error, 200)}."
         ) from error
+    if len(graphs) != 1:
+        raise DataError(
+            f"{show_path(path)} must hold one graph, and has {len(graphs)}. Write one "
+            "document for each graph."
+        )
+    (graph,) = graphs
     if table.part == "nodes":
         keys = {"id": list(graph.nodes)}
         found = [values for _, values in graph.nodes(data=True)]
@@ -194,6 +214,7 @@ def _read_graphml(path: Path, table: TableRecipe) -> Iterator[Block]:
         keys = {"source": [e[0] for e in ends], "target": [e[1] for e in ends]}
         found = [values for _, _, values in ends]
     columns = {name: np.array(cells, dtype=object) for name, cells in keys.items()}
+    found = [defaults | values for values in found]
     for name in dict.fromkeys(name for values in found for name in values):
         column = f"{name}.1" if name in keys else str(name)  # as of a repeated header
         cells = [str(values.get(name, "")) for values in found]
@@ -201,11 +222,24 @@ def _read_graphml(path: Path, table: TableRecipe) -> Iterator[Block]:
     yield Block(path.name, np.arange(1, len(found) + 1), columns)
 
 
+def _graphml_defaults(reader: Any, part: str) -> dict[str, Any]:
+    """Return what nodes or edges without a value have, by name."""
+    mark = f"{{{reader.NS_GRAPHML}}}"
+    keys, defaults = reader.find_graphml_keys(reader.xml)
+    return {
+        keys[name]["name"]: defaults[name]
+        for key in reader.xml.findall(f"{mark}key")
+        if key.findtext(f"{mark}default")
+        and keys[name := key.get("id")]["for"] in (part[:-1], "all", None)
+    }
+
+
 def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:
     """Yield the nodes or edges of an ``.npz`` file with ``x`` and ``edge_index``.
 
     A matrix ``x`` has the columns ``x0``, ``x1``, …. Arrays of node numbers such as
-    ``train_mask`` become one column ``split``. Ids are the row numbers.
+    ``train_mask`` become one column ``split``. Ids are the row numbers. An ``edge_index``
+    of shape (2, 2) is (2, edges).
     """
     where = show_path(path)
     arrays = read_arrays(path, None)
@@ -215,7 +249,7 @@ def _read_npz(path: Path, table: TableRecipe) -> Iterator[Block]:
             f"{where} needs the arrays x (nodes, features) and edge_index, (2, edges) or "
             "(edges, 2), to be read as a table."
         )
-    pairs = pairs if pairs.shape[1] == 2 else pairs.T
+    pairs = pairs.T if pairs.shape[0] == 2 else pairs
     number = len(arrays["x"]) if table.part == "nodes" else len(pairs)
     columns: dict[str, Array] = {"source": pairs[:, 0], "target": pairs[:, 1]}
     if table.part == "nodes":
@@ -245,12 +279,20 @@ def _split_cells(
         chosen = arrays[names[0]]
         is_mask = chosen.dtype.kind == "b" and chosen.shape == (number,)
         is_list = chosen.dtype.kind in "iu" and chosen.ndim == 1
-        if is_list and len(chosen):
+        if (
+            is_list
+            and len(chosen) == number > 2
+            and chosen.min() >= 0
+            and chosen.max() <= 1
+        ):
+            chosen, is_mask = chosen != 0, True  # three nodes are no list of 0 and 1
+        elif is_list and len(chosen):
             is_list = bool(0 <= chosen.min() <= chosen.max() < number)
+            is_list &= len(np.unique(chosen)) == len(chosen)
         if len(names) > 1 or not (is_mask or is_list):
             raise DataError(
-                f"{where}: {', '.join(names)} must be one array of node numbers, or one of "
-                "True and False for each node."
+                f"{where}: {', '.join(names)} must be one array of different node numbers, "
+                "or one of True and False, or of 1 and 0, for each node."
             )
         if (cells[chosen] != "").any():
             raise DataError(

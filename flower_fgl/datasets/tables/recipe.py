@@ -18,7 +18,7 @@ from flower_fgl.core.schema import Schema, Triple
 from flower_fgl.datasets.graph_files.own_split import PARTS
 
 __all__ = ["FEATURES", "Column", "Recipe", "TableRecipe", "match_column", "read_recipe"]
-__all__ += ["FOREIGN", "KEYS", "Place", "items_of"]
+__all__ += ["FOREIGN", "KEYS", "Place", "find_column", "items_of"]
 
 Place = tuple[str, ...]
 """``graphs`` of a set, ``nodes`` or ``edges``; in typed graphs also the kind of nodes or
@@ -105,7 +105,7 @@ class TableRecipe:
 class Recipe:
     """All tables of an owner, and the vocabulary if the recipe names one.
 
-    Without ``has_labels``, labels, splits and times are not read.
+    Without ``has_labels``, labels, splits and times of nodes and graphs are not read.
     """
 
     path: Path
@@ -159,12 +159,27 @@ def items_of(place: Place) -> str:
 
 def match_column(name: str, columns: Mapping[str, Column]) -> Column | None:
     """Return what a column of a table means; ``None`` if the recipe does not know it."""
+    key = find_column(name, columns)
+    if key is None:
+        return None
+    column = columns[key]
+    is_feature = key != name and column.kind in FEATURES
+    return replace(column, name=name) if is_feature else column
+
+
+def find_column(name: str, columns: Mapping[str, Column]) -> str | None:
+    """Return the key that declares a column; of patterns that with most other characters.
+
+    Of patterns with equally many it is the first one.
+    """
     if name in columns:
-        return columns[name]
-    for key, column in columns.items():
-        if "*" in key and re.fullmatch(".*".join(map(re.escape, key.split("*"))), name):
-            return replace(column, name=name) if column.kind in FEATURES else column
-    return None
+        return name
+    found = [
+        key
+        for key in columns
+        if "*" in key and re.fullmatch(".*".join(map(re.escape, key.split("*"))), name)
+    ]
+    return max(found, key=lambda key: len(key) - key.count("*"), default=None)
 
 
 def read_recipe(
@@ -384,6 +399,11 @@ def _read_table(values: Any, part: str, where: str) -> TableRecipe:
         return TableRecipe(place)
     declared = values.pop("columns", {})
     options = _checked({"table": None, **values}, CHECKS, where)
+    if part == "edges" and options.get("join"):
+        raise DataError(
+            f"{where}: join = true is for tables of nodes or graphs; each row of this "
+            "table would be one more edge. Put its columns into the other table of edges."
+        )
     options["ends"] = tuple(types[key] for key in ("source", "target") if key in types)
     options["private"] = types.get("private", False)
     _check_keys(declared, set(declared), f"{where}: columns")
@@ -426,6 +446,11 @@ def _read_column(key: str, given: Any, where: str) -> Column:
         raise DataError(f"{where}: parts must be train, val or test.")
     if kind in ("category", "yes/no") and options.get("missing", "zero") != "zero":
         raise DataError(f'{where}: missing must be "zero" for the kind {kind}.')
+    if "*" in key and "name" in options:
+        raise DataError(
+            f"{where}: name = … is for one column, and a name with * stands for several. "
+            "Remove it, or declare each column of its own."
+        )
     name = options.pop("name", key) if kind in FEATURES else kind
     if kind in FEATURES and name in RESERVED:
         raise DataError(

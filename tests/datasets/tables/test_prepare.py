@@ -106,11 +106,28 @@ def test_the_hash_follows_meanings_and_vocabulary_only(tmp_path: Path) -> None:
     renamed = renamed.replace("fraud = {", "Betrug = {")
     accounts = ACCOUNTS.replace("balance", "Saldo").replace("fraud", "Betrug")
     assert of(recipe_toml=renamed, accounts_csv=accounts) == first
+    pattern = RECIPE.replace("balance =", '"bal*" =')
+    assert of(recipe_toml=pattern) == first
     inline = RECIPE.replace('vocabulary = "vocabulary.toml"', "")
     inline += VOCABULARY.replace("[nodes.", "[vocabulary.nodes.")
     assert of(recipe_toml=inline) == first
     assert of(vocabulary_toml=VOCABULARY.replace("18000", "18001")) != first
     assert of(recipe_toml=RECIPE.replace('"mean"', '"zero"')) != first
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_longest_pattern_declares_a_column(is_first: bool, tmp_path: Path) -> None:
+    recipe = RECIPE.replace('holder = "ignore"\n', "")
+    old, others = (
+        'balance = {kind = "number", missing = "mean", log = true}',
+        '"*" = "ignore"',
+    )
+    pattern = old.replace("balance", '"bal*"')
+    new = f"{others}\n{pattern}" if is_first else f"{pattern}\n{others}"
+    graph, _ = prepared(tmp_path, recipe_toml=recipe.replace(old, new))
+    assert column(graph, "balance missing") == [0, 1, 0, 0, 0]
+    assert column(graph, "balance")[0] == pytest.approx((math.log(121.5) - 6) / 2)
+    assert "holder" not in graph.dataset.feature_names
 
 
 def test_decimal_commas_and_semicolons_are_read(tmp_path: Path) -> None:
@@ -155,6 +172,48 @@ def test_a_number_that_stands_for_an_empty_cell_has_any_form(tmp_path: Path) -> 
         assert column(graph, "balance missing") == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("form", "empty"),
+    [("", ["NA", "9999-12-31"]), (', format = "%d.%m.%Y"', ["31.12.9999"])],
+)
+def test_a_date_that_stands_for_an_empty_cell_is_one_in_parquet_too(
+    form: str, empty: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    days = ["2019-05-02", "9999-12-31"]
+    found = []
+    for name in ("csv", "parquet"):
+        (folder := tmp_path / name).mkdir()
+        text = RECIPE.replace('"date"', f'"date", empty = {empty}{form}')
+        recipe, (accounts, transfers) = bank(
+            folder,
+            recipe_toml=text.replace("accounts*.csv", f"accounts.{name}"),
+            transfers_csv="from,to,amount\n1,2,3\n",
+        )
+        more = {"balance": 1.0, "country": "AT", "business": "no", "holder": "h"}
+        frame = pd.DataFrame({"account": [1, 2], "opened": days, "fraud": [1, 0]})
+        frame = frame.assign(**more)
+        if name == "csv":
+            if form:
+                frame["opened"] = ["02.05.2019", "31.12.9999"]
+            frame.to_csv(accounts, index=False)
+        else:
+            frame["opened"] = np.array(days, dtype="datetime64[us]")
+            accounts = accounts.with_suffix(".parquet")
+            frame.to_parquet(accounts)
+        tables = [accounts, transfers]
+        propose_vocabulary(recipe, tables, folder / "vocabulary-new.toml")
+        words = (folder / "vocabulary-new.toml").read_text("utf-8")
+        scale = tomllib.loads(words)["nodes"]["numbers"]["opened"]
+        assert scale == {"mean": 18018, "std": 1, "median": 18018}
+        prepare_graph(recipe, tables, folder / "graph")
+        graph = load_graph_file(folder / "graph")
+        assert column(graph, "opened missing") == [0, 1]
+        found.append(column(graph, "opened"))
+    # the median of the vocabulary, 18,278, has mean 18,000 and std 400
+    assert found[0] == found[1] == pytest.approx([18 / 400, 278 / 400])
+
+
 def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
     header, *rows = ACCOUNTS.splitlines()
     recipe, tables = bank(tmp_path, accounts_csv="\n".join([header, *rows[:2], ""]))
@@ -162,6 +221,14 @@ def test_several_files_of_a_table_are_read_as_one(tmp_path: Path) -> None:
     lines = prepare_graph(recipe, tables, tmp_path / "graph")
     assert "accounts-b.csv: 2 nodes" in lines
     assert len(load_graph_file(tmp_path / "graph").names) == 5
+
+
+def test_a_file_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    recipe, (accounts, transfers) = bank(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for again in (transfers, Path(str(transfers)), tmp_path / "link" / transfers.name):
+        with pytest.raises(DataError, match=r"transfers.csv is the same file as"):
+            prepare_graph(recipe, [accounts, transfers, again], tmp_path / "graph")
 
 
 def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
@@ -177,10 +244,26 @@ def test_blank_lines_count_as_rows_and_hold_no_node(tmp_path: Path) -> None:
         prepare_graph(recipe, tables, tmp_path / "other")
 
 
+def test_cells_of_several_lines_are_noted(tmp_path: Path) -> None:
+    note = "If a quotation mark is not closed, the rows below it are lost."
+    lost = ACCOUNTS.replace("h2,", '"h2,').replace("h3,", 'h3",')
+    transfers = "from,to,amount\n"
+    transfers += f'{LARGE},{LARGE + 1},"1\n0"\n{LARGE + 1},{LARGE},"2\n\n0"\n'
+    _, lines = prepared(tmp_path, accounts_csv=lost, transfers_csv=transfers)
+    assert lines[:2] == [
+        "accounts.csv: 3 nodes",
+        f"accounts.csv: 1 cell of holder spans several lines (row 3). {note}",
+    ]
+    assert (
+        f"transfers.csv: 2 cells of amount span several lines (first in row 2). {note}"
+        in lines
+    )
+
+
 def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> None:
     header, *rows = (line.rpartition(",") for line in ACCOUNTS.splitlines())
     accounts = "\n".join([header[0], *(row[0] for row in rows), ""])
-    labels = f"account,fraud\n{LARGE + 3},1\n{LARGE},0\n77,0\n"
+    labels = f"account,fraud\n{LARGE + 3},1\n{LARGE},0\n77,0\n9000000000000000009,1\n"
     recipe = RECIPE.replace(
         'fraud = {kind = "label", classes = {1 = "fraud", 0 = "ok"}}', ""
     )
@@ -191,8 +274,29 @@ def test_tables_that_join_add_columns_and_drop_other_rows(tmp_path: Path) -> Non
     path, tables = bank(tmp_path, recipe_toml=recipe, accounts_csv=accounts)
     tables += write(tmp_path, labels_csv=labels)
     lines = prepare_graph(path, tables, tmp_path / "graph")
-    assert "labels.csv: columns of 2 nodes, 1 rows dropped, which name no node" in lines
+    counts = "columns of 2 nodes, 2 rows dropped, which name no own node"
+    assert f"labels.csv: {counts}" in lines
     assert load_graph_file(tmp_path / "graph").dataset.y.tolist() == [1, -1, -1, 0, -1]
+
+
+def test_ids_of_several_columns_are_joined_in_the_order_of_the_recipe(
+    tmp_path: Path,
+) -> None:
+    recipe, *tables = write(
+        tmp_path,
+        recipe_toml='[[nodes]]\ntable = "accounts.csv"\n[nodes.columns]\nbank = "id"\n'
+        'account = "id"\nbalance = "number"\n[[edges]]\ntable = "transfers*.csv"\n'
+        '[edges.columns]\nbank = "source"\naccount = "source"\nto_bank = "target"\n'
+        'to_account = "target"\n',
+        accounts_csv="account,balance,bank\n1,10,1\n2,20,1\n1,30,2\n2,40,2\n",
+        transfers_csv="to_bank,bank,to_account,account\n2,1,1,2\n",  # 1:2 to 2:1
+        **{"transfers-b_csv": "account,bank,to_account,to_bank\n2,1,2,2\n"},  # to 2:2
+    )
+    prepare_graph(recipe, tables, tmp_path / "graph")
+    graph = load_graph_file(tmp_path / "graph", needs_labels=False)
+    assert graph.names == ("1:1", "1:2", "2:1", "2:2")
+    ends = {frozenset(pair) for pair in graph.dataset.edge_index.T.tolist()}
+    assert ends == {frozenset({1, 2}), frozenset({1, 3})}
 
 
 def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> None:
@@ -219,6 +323,101 @@ def test_graphml_is_read_with_text_ids_and_a_repeated_name(tmp_path: Path) -> No
     assert graph.names == (str(LARGE), "n1")
     assert graph.dataset.x.tolist() == [[31], [40]]
     assert graph.dataset.edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+def graphml(folder: Path, number: int = 1) -> tuple[Path, Path]:
+    """Write a recipe and a document with a default of each kind."""
+    graph = (
+        '<graph edgedefault="directed"><node id="a"><data key="n">red</data></node>'
+        '<node id="b"/><node id="c"><data key="n"/><data key="all">7</data></node>'
+        '<edge source="a" target="b"/><edge source="b" target="c">'
+        '<data key="e">1.5</data></edge></graph>'
+    )
+    recipe, path = write(
+        folder,
+        recipe_toml='[[nodes]]\ntable = "a.graphml"\n[nodes.columns]\nid = "id"\n'
+        'color = {kind = "category", missing = "zero"}\nage = "number"\n'
+        '[[edges]]\ntable = "a.graphml"\n[edges.columns]\nsource = "source"\n'
+        'target = "target"\nsum = "number"\nage = "ignore"\n'
+        '[vocabulary.nodes.categories]\ncolor = ["red", "blue"]\n'
+        "[vocabulary.nodes.numbers]\nage = {mean = 0, std = 1, median = 0}\n"
+        "[vocabulary.edges.numbers]\nsum = {mean = 0, std = 1, median = 0}\n",
+        a_graphml="<graphml>"
+        '<key id="n" for="node" attr.name="color" attr.type="string">'
+        "<default>blue</default></key>"
+        '<key id="all" for="all" attr.name="age" attr.type="long">'
+        "<default>40</default></key>"
+        '<key id="e" for="edge" attr.name="sum" attr.type="double">'
+        "<default>2.5</default></key>"
+        '<key id="x" for="node" attr.name="none" attr.type="string"><default/></key>'
+        f"{graph * number}</graphml>",
+    )
+    return recipe, path
+
+
+def test_values_that_graphml_leaves_out_are_its_defaults(tmp_path: Path) -> None:
+    recipe, path = graphml(tmp_path)
+    prepare_graph(recipe, [path], tmp_path / "graph")
+    graph = load_graph_file(tmp_path / "graph", needs_labels=False)
+    assert column(graph, "color=red") == [1, 0, 0]
+    assert column(graph, "color=blue") == [0, 1, 0]
+    assert column(graph, "color missing") == [
+        0,
+        0,
+        1,
+    ]  # an empty value, not the default
+    assert column(graph, "age") == [40, 40, 7]
+    sums = pd.read_csv(tmp_path / "graph" / "edges.csv")["sum"]
+    assert sums.tolist() == [2.5, 1.5]
+
+
+def test_a_graphml_file_of_two_graphs_is_refused(tmp_path: Path) -> None:
+    recipe, path = graphml(tmp_path, number=2)
+    with pytest.raises(
+        DataError, match=r"a.graphml must hold one graph, and has 2\. Write"
+    ):
+        prepare_graph(recipe, [path], tmp_path / "graph")
+
+
+NPZ = """[[nodes]]
+table = "graph.npz"
+columns = {id = "id", x0 = "number", split = "split"}
+[[edges]]
+table = "graph.npz"
+columns = {source = "source", target = "target"}
+"""
+
+
+def from_npz(folder: Path, **masks: list[int]) -> None:
+    """Prepare a graph of four nodes from an ``.npz`` file."""
+    (recipe,) = write(folder, recipe_toml=NPZ)
+    arrays = {name: np.array(mask) for name, mask in masks.items()}
+    edges = np.array([[0, 1], [2, 3]])
+    np.savez(folder / "graph.npz", x=np.zeros((4, 1)), edge_index=edges, **arrays)
+    prepare_graph(recipe, [folder / "graph.npz"], folder / "graph")
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [([1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0]), ([0, 3], [1], [0, 0, 0, 0])],
+)
+def test_masks_of_an_npz_file_are_numbers_of_nodes_or_0_and_1(
+    masks: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    names = ("train_mask", "val_mask", "test_mask")
+    from_npz(tmp_path, **dict(zip(names, masks, strict=True)))
+    nodes = pd.read_csv(tmp_path / "graph" / "nodes.csv")
+    assert nodes["split"].fillna("").tolist() == ["train", "val", "", "train"]
+    edges = pd.read_csv(tmp_path / "graph" / "edges.csv")
+    assert edges.to_numpy().tolist() == [[0, 2], [1, 3]]  # (2, edges)
+
+
+@pytest.mark.parametrize("mask", [[2, 2], [0, 4], [1, 0, 0, 2]])
+def test_masks_of_an_npz_file_that_list_no_nodes_are_refused(
+    mask: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="train_mask must be one array of different"):
+        from_npz(tmp_path, train_mask=mask)
 
 
 def test_two_columns_of_a_parquet_file_with_one_name_are_refused(
@@ -486,6 +685,22 @@ CHANGES = {
     "unknown kind": (
         {"recipe_toml": RECIPE.replace('"yes/no"', '"bool"')},
         'column "business": unknown kind .bool.. .*Known: category',
+    ),
+    "table of edges to join": (
+        {
+            "recipe_toml": RECIPE.replace(
+                "[edges.columns]", "join = true\n[edges.columns]"
+            )
+        },
+        r"\[\[edges\]\] 1: join = true is for tables of nodes or graphs; each row",
+    ),
+    "name of several columns": (
+        {
+            "recipe_toml": RECIPE.replace("balance =", '"bal*" =').replace(
+                "log = true", 'name = "balance"'
+            )
+        },
+        r'column "bal\*": name = … is for one column.*Remove it, or declare each',
     ),
     "unknown option": (
         {"recipe_toml": RECIPE.replace("log = true", "logs = true")},

@@ -82,7 +82,15 @@ def test_without_labels_the_nodes_have_the_same_features(
     assert new.dataset.feature_names == whole.dataset.feature_names
     assert new.prepared == whole.prepared
     assert new.dataset.masks == {}
-    assert new.dataset.edges is None
+    if whole.dataset.edges is None:
+        assert new.dataset.edges is None
+        return
+    assert new.dataset.edges is not None
+    assert new.dataset.edges.y.tolist() == [-1] * whole.dataset.edges.num_edges
+    assert new.dataset.edges.time is not None
+    assert whole.dataset.edges.time is not None
+    assert torch.equal(new.dataset.edges.time, whole.dataset.edges.time)
+    assert torch.equal(new.dataset.edges.x, whole.dataset.edges.x)
 
 
 def test_elliptic_has_its_classes_and_a_split_by_time(tmp_path: Path) -> None:
