@@ -30,8 +30,8 @@ class Outcome:
     """What a trial shows on one draw. It holds no test score.
 
     ``score`` is that of validation in ``server_round``, ``None`` if the run failed,
-    with the ``error``. A run ``diverged`` if the training loss of some round was not
-    finite.
+    with the ``error``; ``metric`` is its name. A run ``diverged`` if the training loss of
+    some round was not finite.
     """
 
     score: float | None
@@ -40,6 +40,7 @@ class Outcome:
     seconds: float = 0.0
     error: str = ""
     diverged: bool = False
+    metric: str = ""
 
 
 def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
@@ -89,7 +90,8 @@ def _outcome(run: RunFolder, seconds: float) -> Outcome:
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
     scores: Mapping[str, Any] = run.final or {}
-    score = scores.get("val", {}).get(str(summary.get("metric", "accuracy")))
+    metric = str(summary.get("metric", "accuracy"))
+    score = scores.get("val", {}).get(metric)
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
     error = ""
@@ -99,7 +101,8 @@ def _outcome(run: RunFolder, seconds: float) -> Outcome:
         error = "The run has no validation score, by which settings are compared."
     if error or score is None:
         return Outcome(None, None, sent, seconds, error, diverged)
-    return Outcome(float(score), int(scores["round"]), sent, seconds, "", diverged)
+    number = int(scores["round"])
+    return Outcome(float(score), number, sent, seconds, "", diverged, metric)
 
 
 class TrialProcesses(WorkerPool):

@@ -271,7 +271,7 @@ class RowStudy:
         import optuna  # only this command needs the extra
 
         self.row, self.draws, self.seed = row, list(draws), seed
-        self.metric = parse_config(row.settings).main_score
+        self._main = parse_config(row.settings).main_score
         self.trials: list[Trial] = []
         self._num_running = 0
         self._distributions = {
@@ -294,6 +294,12 @@ class RowStudy:
             index = kept.user_attrs["index"]
             self.trials.append(Trial(index, dict(kept.params), outcomes))
         self.trials.sort(key=lambda trial: trial.index)
+
+    @property
+    def metric(self) -> str:
+        """Score of the trials, as their runs name it: of several numbers it is nRMSE."""
+        outcomes = (o for trial in self.trials for o in trial.outcomes.values())
+        return next((o.metric for o in outcomes if o.metric), self._main)
 
     @property
     def _direction(self) -> Literal["minimize", "maximize"]:

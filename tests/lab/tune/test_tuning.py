@@ -56,8 +56,10 @@ from flower_fgl.lab.tune.tuning import (
 )
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
+from flower_fgl.simulation.run import run_one
 from tests.engines.test_run import environment, marked
 from tests.support.flower_deployment import wait_until
+from tests.support.number_targets import number_files
 from tests.support.thread_workers import use_threads
 
 TEXT = """
@@ -688,6 +690,28 @@ def test_a_run_that_fails_is_an_outcome_and_leaves_no_folder(tmp_path: Path) -> 
     assert outcome.score is None
     assert "/no/graph.npz" in outcome.error
     assert not (tmp_path / "run").exists()
+
+
+def test_trials_of_several_numbers_are_compared_by_the_score_that_the_file_names(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """RMSE of logS and logP has no common unit: nRMSE selects rounds and trials."""
+    number_files(tmp_path / "owners")
+    experiment = written(
+        ('dataset = "synthetic"\nclients = 3\n', f'owners = "{tmp_path / "owners"}"\n'),
+        ("synthetic.nodes = 200\n", 'target-kind = "numbers"\n'),
+        ("fedprox.mu = {low = 1e-4, high = 1.0, log = true}", ""),
+        ("near = 80.5", ""),
+    )
+    rows = rows_to_tune(experiment)[:1]
+    (study,) = studies = tune(experiment, rows, tmp_path / "tune", budget=2)
+    path = tmp_path / "tuned.toml"
+    write_tuned_experiment(experiment, studies, path, budget=2, study="abc")
+    assert read_experiment(path).tuning["metric"] == "validation nRMSE"
+    settings = effective_settings({**rows[0].settings, **study.best.settings}, 3)
+    settings["run-dir"] = str(tmp_path / "run")
+    run = run_one(settings, engine="local", workers=1)
+    assert study.best.score == run.best["val"]["nrmse"]
 
 
 def test_a_trial_with_fine_tuning_is_scored_after_it(
