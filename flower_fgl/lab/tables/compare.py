@@ -343,6 +343,26 @@ def own_settings(run: RunFolder) -> dict[str, Any]:
     return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
 
 
+def settings_of_each(runs: Iterable[RunFolder]) -> list[dict[str, Any]]:
+    """Return :func:`own_settings` of runs; ``{draw}`` in ``owners`` counts as one value."""
+    found = list(runs)
+    settings = [own_settings(run) for run in found]
+    same: dict[str, set[str]] = {}
+    for run, own in zip(found, settings, strict=True):
+        same.setdefault(_of_any_draw(run), set()).add(str(own.get("owners", "")))
+    for run, own in zip(found, settings, strict=True):
+        if len(same[text := _of_any_draw(run)]) > 1:
+            own["owners"] = text
+    return settings
+
+
+def _of_any_draw(run: RunFolder) -> str:
+    """Return ``owners`` with ``{draw}`` in place of the number of the run's draw."""
+    owners, seed = str(run.config.get("owners", "")), run.config.get("seed")
+    is_draw = seed is not None and run.config.get("partition-seed") == seed
+    return re.sub(rf"(?<!\d){seed}(?!\d)", "{draw}", owners) if is_draw else owners
+
+
 def group_runs(
     runs: Iterable[RunFolder],
     *,
@@ -359,8 +379,9 @@ def group_runs(
     groups: dict[str, list[RunFolder]] = {}
     configs: dict[str, dict[str, Any]] = {}
     values: dict[str, set[Any]] = {}
-    for run in runs:
-        config = {"method": run.summary["method"], **own_settings(run)}
+    listed = list(runs)
+    for run, own in zip(listed, settings_of_each(listed), strict=True):
+        config = {"method": run.summary["method"], **own}
         value = config.pop(varying) if varying else run.path
         place = "" if varying == "clients" else place_name(run)
         key = json.dumps([place, sorted(config.items())])
@@ -375,8 +396,7 @@ def group_runs(
 def _reject_mixed_settings(side: str, runs: Sequence[RunFolder]) -> None:
     """Reject runs on one dataset and number of clients with different settings."""
     seen: dict[Key, dict[str, Any]] = {}
-    for run in runs:
-        own = own_settings(run)
+    for run, own in zip(runs, settings_of_each(runs), strict=True):
         place = (run.summary.get("dataset"), run.summary.get("clients"))
         first = seen.setdefault(place, own)
         keys = sorted(

@@ -12,7 +12,7 @@ from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.lab.results import Run
 from flower_fgl.lab.results import compare as compare_runs
-from flower_fgl.lab.tables.compare import select_runs
+from flower_fgl.lab.tables.compare import group_runs, select_runs
 from flower_fgl.lab.tables.statistics import Comparison, paired_test
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter
@@ -274,6 +274,34 @@ def test_scores_of_other_nodes_are_not_paired(
     assert compare_runs(one, same).n == 2
     with pytest.raises(RunError, match=r"split, target and seed, got 0 of 2 runs"):
         compare_runs(one, other)
+
+
+def test_draws_with_files_of_their_own_are_draws_of_one_row(tmp_path: Path) -> None:
+    sides = [
+        [
+            write_run(
+                tmp_path / f"{method}-draw{k}",
+                0.5 + gain + k / 100,
+                method=method,
+                seed=k,
+                partition=f"p{k}",
+                owners=f"/files/{k}/shops10",  # owners = "files/{draw}/shops10"
+                **{"partition-seed": k},
+            )
+            for k in range(3)
+        ]
+        for method, gain in (("fedavg", 0.1), ("local", 0.0))
+    ]
+    assert compare_runs(*sides).n == 3
+    names = [(name, len(runs)) for name, runs in group_runs(sides[0] + sides[1])]
+    assert names == [("fedavg", 3), ("local", 3)]
+    other = [
+        write_run(tmp_path / f"v1-{k}", 0.5, seed=k, owners="/v1/a", partition=f"p{k}")
+        for k in range(3)
+    ]
+    assert [len(runs) for _, runs in group_runs(other)] == [3]
+    with pytest.raises(ConfigError, match=r"differ in more than their seeds .*owners"):
+        compare_runs([*sides[0][:1], other[1]], sides[1])
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
