@@ -23,6 +23,7 @@ from flower_fgl.datasets.pyg_data import (
     store_graph,
     store_graphs,
 )
+from flower_fgl.datasets.pyg_read import held_kind
 
 
 def toy(**values: Any) -> Data:
@@ -423,6 +424,28 @@ def test_simulate_reads_numbers_of_nodes_and_of_edges(tmp_path: Path) -> None:
     name = register(dataset=data, name="two-numbers", target_kind="numbers")
     run = simulate("fedavg", name, run_dir=str(tmp_path / "own"), **common)
     assert run.summary["target"]["kind"] == "numbers"
+
+
+def test_most_graphs_of_a_list_decide_between_classes_and_numbers() -> None:
+    classes, numbers = toy(), toy(y=torch.tensor([0.5, 1, 2, 3]))
+    whole, none = toy(y=torch.tensor([4.0, 1, 2, 3])), toy(y=None)
+    for graphs, setting, kind in (
+        (numbers, "transductive", "numbers"),
+        ([classes, classes, numbers], "transductive", "classes"),
+        ([classes, numbers], "transductive", "classes"),
+        ([numbers, whole, whole, none], "transductive", "numbers"),
+        ([whole, whole], "transductive", "classes"),
+        ([whole, whole, numbers], "graph", "numbers"),
+    ):
+        assert held_kind(graphs, setting=setting) == kind
+    with pytest.raises(DataError, match="graph 1 of the list: y holds integers"):
+        held_kind([numbers, classes, numbers], setting="transductive")
+    with pytest.raises(DataError, match="graph 2 of the list: y must hold class numb"):
+        simulate("fedavg", [classes, classes, numbers])
+    graph = HeteroData({"atom": {"y": torch.rand(3)}, "y": torch.tensor([1])})
+    assert held_kind([graph], setting="graph") == "classes"
+    graph.y = torch.tensor([0.5])
+    assert held_kind([graph], setting="graph") == "numbers"
 
 
 def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
