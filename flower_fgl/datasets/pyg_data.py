@@ -232,7 +232,7 @@ def to_npz(
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
         )
-    save_client_graph(path, dataset.client())
+    save_client_graph(path, dataset.client(), has_ids=False)
     return path
 
 
@@ -749,7 +749,7 @@ def _stored(files: Sequence[tuple[Path, ClientGraph]], result: Path) -> Path:
         for path, client in files:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                save_client_graph(path, client)
+                save_client_graph(path, client, has_ids=False)
     except OSError as error:
         raise DataError(
             f"Cannot write the graph to {result}: {error}. Free some disk space, or set "
@@ -761,7 +761,7 @@ def _stored(files: Sequence[tuple[Path, ClientGraph]], result: Path) -> Path:
 def _digest(client: ClientGraph) -> str:
     """Return a hash of the content of a client's file."""
     found = hashlib.sha256()
-    for name, array in sorted(client_arrays(client).items()):
+    for name, array in sorted(client_arrays(client, has_ids=False).items()):
         found.update(repr((name, array.dtype.str, array.shape)).encode())
         found.update(array.tobytes())
     return found.hexdigest()[:16]
