@@ -556,17 +556,13 @@ def _check_labels(
 
 
 def graph_dataset(
-    graphs: Sequence[Any],
-    name: str,
-    kind: TargetKind = CLASSES,
-    *,
-    may_be_unknown: bool = False,
+    graphs: Sequence[Any], name: str, kind: TargetKind = CLASSES
 ) -> GraphDataset:
     """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
 
     Typed graphs are ``HeteroData`` with ``y`` of the whole graph, or ``Data`` with kinds.
-    With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
-    ``may_be_unknown`` accepts graphs without a known value.
+    With classes ``y`` is the class of each graph, -1 if unknown; else it has shape (T,) or
+    (1, T), NaN where unknown. A run leaves graphs without a known value out.
     """
     _require_list(graphs, name)
     items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
@@ -589,7 +585,7 @@ def graph_dataset(
         messages = _if_described(union.messages, union.edge_index)
         union = replace(union, x=union.x.to_dense(), messages=messages)
     dataset = GraphDataset.of(union, batch, y, target, targets=targets)
-    validate_graph_dataset(dataset, may_be_unknown=may_be_unknown)
+    validate_graph_dataset(dataset, may_be_unknown=True)
     return dataset
 
 
@@ -724,9 +720,7 @@ def store_graphs(
 
 def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -> Path:
     """Write a set of PyG graphs to a folder, as one file; return its path."""
-    is_several = kind != CLASSES
-    name = "the list of graphs"
-    dataset = graph_dataset(graphs, name, kind, may_be_unknown=is_several)
+    dataset = graph_dataset(graphs, "the list of graphs", kind)
     whole = Graph(
         dataset.x,
         dataset.edge_index,

@@ -464,6 +464,18 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
     assert run.predict(graphs[:3]).shape == (3, 2)
 
 
+def test_a_graph_of_unknown_class_is_left_out_of_a_set(tmp_path: Path) -> None:
+    graphs = [ring(k, y=torch.tensor([k % 2])) for k in range(40)]
+    graphs[7].y[:] = -1
+    values = {**NUMBERS, "target_kind": "auto", "setting": "graph", "model": "gin"}
+    run = simulate("fedavg", graphs, clients=2, run_dir=str(tmp_path / "run"), **values)
+    assert sum(row["num_nodes"] for row in run.clients if "num_nodes" in row) == 39
+    assert run.summary["class_names"] == ["0", "1"]
+    graphs[7].y[:] = -2
+    with pytest.raises(DataError, match=r"y\[7\] = -2. .* -1 means unknown"):
+        graph_dataset(graphs, "the list of graphs")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
