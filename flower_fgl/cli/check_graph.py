@@ -23,7 +23,9 @@ from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, inspect_graph_set
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.splits.graph_sets import (
+    MAY_LEAK,
     SET_SPLIT,
+    UNUSED_SPLIT,
     client_from_set,
     leaks,
     part_keys,
@@ -289,9 +291,6 @@ def _number_notes(graph: ClientGraph, items: str) -> list[str]:
     return notes
 
 
-MAY_LEAK = "may test an item that another owner trains on"
-
-
 def _each_class(target: Target) -> str:
     """Return of what a random split has its shares."""
     return "the items with a known value" if target.has_numbers else "each class"
@@ -336,11 +335,11 @@ def _read_set(
             f'The split follows split-by = "{rule}": about {share} percent of the '
             "identifiers, each in the same part at all owners with the same seed."
         )
-        if has_own:
-            notes.append(
-                f'The split in this file is not used. split = "{PUBLIC}" uses it; it '
-                f"{MAY_LEAK}."
-            )
+        if has_own:  # the note is in the report, not in the log
+            notes.append(UNUSED_SPLIT)
+            keyed = replace(keyed, dataset=replace(owned.dataset, masks={}))
+            client = client_from_set(keyed, config)
+            return replace(client, replaces_split=True), [], notes
     return client_from_set(keyed, config), [], notes
 
 

@@ -1,5 +1,6 @@
 """Settings of all methods and of the synthetic dataset: defaults, ranges, choices."""
 
+import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ __all__ += ["GRAPH_PARTITIONS", "MIN_SECURE_CLIENTS", "NUMBER_DATASETS", "PARTIT
 __all__ += ["SHARED_PARTITIONS", "TARGETS", "TRACKERS", "UNSEEN_SETTINGS"]
 __all__ += ["UNSUPPORTED", "GeneralSettings", "SyntheticSettings", "Targets"]
 __all__ += ["has_targets", "is_file", "listed_names", "main_score_of"]
-__all__ += ["needs_classes", "owners_name", "read_num_neighbors", "read_numbers"]
+__all__ += ["needs_classes", "owners_name", "read_given", "read_num_neighbors"]
 
 DATASETS = [
     *("synthetic", "cora", "citeseer", "pubmed", "cora-full", "cora-ml"),
@@ -237,8 +238,8 @@ class GeneralSettings:
     client's own (no global model then predicts in their units), none: unchanged
     (docs/numbers.md)"""
     target_mean: str = option("", keeps_commas=True, holds_numbers=True)
-    """with target-scale = given, the mean of each target in its unit, separated by commas
-    (-3.1,2.4), in the order of the targets' names"""
+    """with target-scale = given, the mean of the target in its unit (-3.1); of several
+    targets each with its name, separated by commas (weight=1000,length=3)"""
     target_std: str = option("", keeps_commas=True, holds_numbers=True)
     """with target-scale = given, the standard deviation of each target, as target-mean"""
     loss: str = option("mse", choices="mse huber mae")
@@ -550,12 +551,24 @@ def is_file(dataset: str) -> bool:
     return any(mark in dataset for mark in ("/", "\\", ".npz", ".csv"))
 
 
-def read_numbers(text: str) -> tuple[float, ...]:
-    """Return the numbers of ``target-mean``; ValueError unless all are finite."""
-    numbers = tuple(map(float, text.split(",")))
-    if not all(map(math.isfinite, numbers)):
+def read_given(text: str) -> dict[str, float]:
+    """Return the numbers of ``target-mean`` by target, a single one may be that of ``""``.
+
+    Raises a ValueError unless all are finite, and several have different names. A part with
+    a comma in its name is quoted: ``"a,b=3",c=2``.
+    """
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True))
+    except csv.Error as error:  # e.g. several lines
+        raise ValueError(text) from error
+    cells = [part.rpartition("=") for part in parts]
+    found = {name.strip(): float(number) for name, _, number in cells}
+    is_named = len(parts) == 1 or "" not in found
+    if not (len(found) == len(parts) > 0 and is_named):
         raise ValueError(text)
-    return numbers
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(text)
+    return found
 
 
 def read_num_neighbors(text: str) -> tuple[int, ...]:

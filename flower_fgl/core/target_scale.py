@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.settings import GeneralSettings, read_numbers
+from flower_fgl.core.settings import GeneralSettings, read_given
 
 __all__ = ["Moments", "TargetScale", "agree_scale", "combine", "distances"]
 __all__ += ["given_scale", "moments", "own_scale", "robust_combine"]
@@ -214,18 +214,20 @@ def own_scale(values: Tensor) -> TargetScale:
 def given_scale(settings: GeneralSettings, names: Sequence[str]) -> TargetScale:
     """Return the scale of ``target-scale`` = ``given`` or ``none`` for T targets.
 
-    Raises a RunError unless ``target-mean`` has one number for each of the ``names``.
+    Raises a RunError unless ``target-mean`` has one number for each of the ``names``; that
+    of a single target needs no name.
     """
     if settings.target_scale == "none":
         return TargetScale.identity(len(names))
-    mean, std = map(read_numbers, (settings.target_mean, settings.target_std))
-    if len(mean) != len(names):
+    mean, std = map(read_given, (settings.target_mean, settings.target_std))
+    if mean.keys() != set(names) and not (len(names) == 1 and "" in mean):
         raise RunError(
-            "target-mean and target-std must have one number for each target, in this "
-            f"order: {', '.join(names[:20])}. They have {len(mean)}, but the run has "
-            f"{len(names)} target{'s' * (len(names) > 1)}."
+            "target-mean and target-std must have one number for each target, with its "
+            f"name: {','.join(f'{name}=…' for name in names[:20])}. Got target-mean = "
+            f"{settings.target_mean}."
         )
-    return TargetScale.of(zip(mean, std, strict=True))
+    keys = names if "" not in mean else [""]
+    return TargetScale.of((mean[key], std[key]) for key in keys)
 
 
 def _is_constant(mean: float, std: float) -> bool:

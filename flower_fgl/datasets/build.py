@@ -47,6 +47,7 @@ from flower_fgl.datasets.splits.edges import (
 from flower_fgl.datasets.splits.graph_sets import (
     SET_SPLIT,
     cut_graph_clients,
+    replaces_split,
     split_rule,
     split_set,
     with_degrees,
@@ -187,7 +188,8 @@ def build_clients(
     if isinstance(dataset, OwnedSet):
         owned, dataset = dataset, dataset.dataset
         if split_rule(owned, config) != "random":  # all clients split alike
-            masks, _ = split_set(owned, config)
+            masks, drawn_from = split_set(owned, config)
+            replaces_split(dataset, drawn_from)  # the log warns of it
             dataset = replace(dataset, masks=masks)
             config = replace(config, split="public", split_by="auto")
     shared: list[IntArray] | None = None

@@ -107,6 +107,12 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
             "dataset itself (partition-id=... instead of graph=... in the SuperNode's "
             "--node-config)."
         )
+    if config.split_by == "id" and not owned.has_ids:
+        raise DataError(
+            'split-by = "id" needs an identifier of each node, the same at every owner, '
+            f"but {owned.dataset.name} has none. Add node_ids (ascending integers), use a "
+            'folder with nodes.csv, or set split-by = "random".'
+        )
     if config.needs_cross_edges and owned.outside is None:
         raise DataError(
             f"{config.method} needs the edges to other owners' nodes, which "

@@ -232,7 +232,7 @@ def to_npz(
         log.warning(
             "%s: without y, the graph is of use for link prediction only.", path
         )
-    save_client_graph(path, dataset.client())
+    save_client_graph(path, dataset.client(), has_ids=False)
     return path
 
 
@@ -556,17 +556,13 @@ def _check_labels(
 
 
 def graph_dataset(
-    graphs: Sequence[Any],
-    name: str,
-    kind: TargetKind = CLASSES,
-    *,
-    may_be_unknown: bool = False,
+    graphs: Sequence[Any], name: str, kind: TargetKind = CLASSES
 ) -> GraphDataset:
     """Convert G PyG graphs with ``x``, ``edge_index`` and ``y`` to a dataset.
 
     Typed graphs are ``HeteroData`` with ``y`` of the whole graph, or ``Data`` with kinds.
-    With classes ``y`` is the class of each graph; else it has shape (T,) or (1, T), and
-    ``may_be_unknown`` accepts graphs without a known value.
+    With classes ``y`` is the class of each graph, -1 if unknown; else it has shape (T,) or
+    (1, T), NaN where unknown. A run leaves graphs without a known value out.
     """
     _require_list(graphs, name)
     items = [_own_attributes(graph) if is_hetero(graph) else graph for graph in graphs]
@@ -589,7 +585,7 @@ def graph_dataset(
         messages = _if_described(union.messages, union.edge_index)
         union = replace(union, x=union.x.to_dense(), messages=messages)
     dataset = GraphDataset.of(union, batch, y, target, targets=targets)
-    validate_graph_dataset(dataset, may_be_unknown=may_be_unknown)
+    validate_graph_dataset(dataset, may_be_unknown=True)
     return dataset
 
 
@@ -724,9 +720,7 @@ def store_graphs(
 
 def store_set(graphs: Sequence[Any], folder: Path, kind: TargetKind = CLASSES) -> Path:
     """Write a set of PyG graphs to a folder, as one file; return its path."""
-    is_several = kind != CLASSES
-    name = "the list of graphs"
-    dataset = graph_dataset(graphs, name, kind, may_be_unknown=is_several)
+    dataset = graph_dataset(graphs, "the list of graphs", kind)
     whole = Graph(
         dataset.x,
         dataset.edge_index,
@@ -749,7 +743,7 @@ def _stored(files: Sequence[tuple[Path, ClientGraph]], result: Path) -> Path:
         for path, client in files:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                save_client_graph(path, client)
+                save_client_graph(path, client, has_ids=False)
     except OSError as error:
         raise DataError(
             f"Cannot write the graph to {result}: {error}. Free some disk space, or set "
@@ -761,7 +755,7 @@ def _stored(files: Sequence[tuple[Path, ClientGraph]], result: Path) -> Path:
 def _digest(client: ClientGraph) -> str:
     """Return a hash of the content of a client's file."""
     found = hashlib.sha256()
-    for name, array in sorted(client_arrays(client).items()):
+    for name, array in sorted(client_arrays(client, has_ids=False).items()):
         found.update(repr((name, array.dtype.str, array.shape)).encode())
         found.update(array.tobytes())
     return found.hexdigest()[:16]

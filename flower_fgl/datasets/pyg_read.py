@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.core.targets import CLASSES, NUMBERS, Target, TargetKind
+from flower_fgl.core.held_kind import kind_of_most
+from flower_fgl.core.schema import has_name
+from flower_fgl.core.targets import CLASSES, EDGE, NUMBERS, Target, TargetKind
 from flower_fgl.datasets.client_graph import MessageEdges
 from flower_fgl.datasets.graph_files.own_split import PARTS, split_names
 from flower_fgl.datasets.graph_files.target_arrays import (
@@ -234,16 +236,48 @@ def read_labels(data: Any, name: str, key: str = "y") -> Tensor:
     return found
 
 
-def held_kind(graphs: Any, *, of_edges: bool) -> TargetKind:
-    """Return numbers if ``y``, or the label of edges, has a fraction; else classes."""
-    keys = EDGE_LABELS if of_edges else ("y",)
-    for graph in graphs if isinstance(graphs, list | tuple) else [graphs]:
-        for store in getattr(graph, "stores", ()):
-            for y in map(store.get, keys):
-                is_real = isinstance(y, Tensor) and y.is_floating_point()
-                if is_real and bool(y.nan_to_num().frac().any()):
-                    return NUMBERS
-    return CLASSES
+def held_kind(
+    graphs: Any, *, setting: str, target: str = "", relation: str = ""
+) -> TargetKind:
+    """Return numbers if what a run predicts of most graphs has a fraction; else classes.
+
+    Of a ``HeteroData`` only the nodes of the kind ``target``, or the edges of the
+    ``relation``, count. A set is read as a whole. Integers among numbers are an error.
+    """
+    listed = graphs if isinstance(graphs, list | tuple) else [graphs]
+    held = [_held_kinds(graph, setting, target, relation) for graph in listed]
+    if setting == "graph":
+        return NUMBERS if any(NUMBERS in kinds for kinds in held) else CLASSES
+    own = [NUMBERS if NUMBERS in kinds else CLASSES for kinds in held if kinds]
+    kind = kind_of_most(own)
+    if kind == NUMBERS and {CLASSES} in held:
+        key = "edge_label" if setting == EDGE else "y"
+        raise DataError(
+            f"graph {held.index({CLASSES})} of the list: {key} holds integers, which are "
+            "classes, but most graphs hold numbers with fractions. Convert it to floats if "
+            'it holds numbers, too, or set target-kind = "numbers".'
+        )
+    return kind
+
+
+def _held_kinds(
+    graph: Any, setting: str, target: str, relation: str
+) -> set[TargetKind]:
+    """Return what a graph holds; floats without a fraction may be either, thus nothing."""
+    stores = getattr(graph, "stores", ())
+    if hasattr(graph, "node_items"):  # a HeteroData
+        nodes = [own for kind, own in graph.node_items() if target in ("", kind)]
+        edges = [own for one, own in graph.edge_items() if has_name(one, relation)]
+        stores = {"graph": stores[:1], EDGE: edges}.get(setting, nodes)
+    found: set[TargetKind] = set()
+    for store in stores:
+        for key in EDGE_LABELS if setting == EDGE else ("y",):
+            y = store.get(key)
+            if isinstance(y, Tensor) and not y.is_floating_point():
+                found.add(CLASSES)
+            elif isinstance(y, Tensor) and bool(y.nan_to_num().frac().any()):
+                found.add(NUMBERS)
+    return found
 
 
 def read_times(data: Any, name: str) -> Tensor | None:

@@ -13,7 +13,7 @@ from flower_fgl.core.atomic import cache_folder
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
-from flower_fgl.core.targets import EDGE, KINDS
+from flower_fgl.core.targets import KINDS
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs, store_set
 from flower_fgl.datasets.pyg_read import held_kind
@@ -141,18 +141,18 @@ def _graphs_as_files(
     """Write a graph, or one graph per client; return ``dataset`` and the settings."""
     folder = cache_folder() / "graphs"
     said = {kebab(name): value for name, value in settings.items()}
-    kind = said.get("target-kind", "auto")
-    if kind not in KINDS:
-        kind = held_kind(dataset, of_edges=said.get("setting") == EDGE)
     target, relation = (
         str(said.get(f"target-{of}", "")) for of in ("node", "relation")
     )
+    setting, kind = str(said.get("setting", "")), said.get("target-kind", "auto")
+    if kind not in KINDS:
+        kind = held_kind(dataset, setting=setting, target=target, relation=relation)
     if isinstance(dataset, os.PathLike):
         return str(dataset), dict(settings)
     if not isinstance(dataset, list | tuple):
         types = TypeNames(target=target, relation=relation)
         return str(store_graph(dataset, folder, kind, types)), dict(settings)
-    if said.get("setting") == "graph":
+    if setting == "graph":
         return str(store_set(dataset, folder, kind)), dict(settings)
     if clients not in (None, len(dataset)):
         raise ConfigError(

@@ -23,6 +23,7 @@ from flower_fgl.datasets.pyg_data import (
     store_graph,
     store_graphs,
 )
+from flower_fgl.datasets.pyg_read import held_kind
 
 
 def toy(**values: Any) -> Data:
@@ -425,6 +426,28 @@ def test_simulate_reads_numbers_of_nodes_and_of_edges(tmp_path: Path) -> None:
     assert run.summary["target"]["kind"] == "numbers"
 
 
+def test_most_graphs_of_a_list_decide_between_classes_and_numbers() -> None:
+    classes, numbers = toy(), toy(y=torch.tensor([0.5, 1, 2, 3]))
+    whole, none = toy(y=torch.tensor([4.0, 1, 2, 3])), toy(y=None)
+    for graphs, setting, kind in (
+        (numbers, "transductive", "numbers"),
+        ([classes, classes, numbers], "transductive", "classes"),
+        ([classes, numbers], "transductive", "classes"),
+        ([numbers, whole, whole, none], "transductive", "numbers"),
+        ([whole, whole], "transductive", "classes"),
+        ([whole, whole, numbers], "graph", "numbers"),
+    ):
+        assert held_kind(graphs, setting=setting) == kind
+    with pytest.raises(DataError, match="graph 1 of the list: y holds integers"):
+        held_kind([numbers, classes, numbers], setting="transductive")
+    with pytest.raises(DataError, match="graph 2 of the list: y must hold class numb"):
+        simulate("fedavg", [classes, classes, numbers])
+    graph = HeteroData({"atom": {"y": torch.rand(3)}, "y": torch.tensor([1])})
+    assert held_kind([graph], setting="graph") == "classes"
+    graph.y = torch.tensor([0.5])
+    assert held_kind([graph], setting="graph") == "numbers"
+
+
 def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
     graphs = [ring(k, y=torch.tensor([float(k), torch.nan])) for k in range(40)]
     graphs[7].y[:] = torch.nan  # a graph without a known value is left out
@@ -439,6 +462,18 @@ def test_simulate_partitions_a_list_as_a_set_of_graphs(tmp_path: Path) -> None:
     )
     assert sum(row["num_nodes"] for row in run.clients if "num_nodes" in row) == 39
     assert run.predict(graphs[:3]).shape == (3, 2)
+
+
+def test_a_graph_of_unknown_class_is_left_out_of_a_set(tmp_path: Path) -> None:
+    graphs = [ring(k, y=torch.tensor([k % 2])) for k in range(40)]
+    graphs[7].y[:] = -1
+    values = {**NUMBERS, "target_kind": "auto", "setting": "graph", "model": "gin"}
+    run = simulate("fedavg", graphs, clients=2, run_dir=str(tmp_path / "run"), **values)
+    assert sum(row["num_nodes"] for row in run.clients if "num_nodes" in row) == 39
+    assert run.summary["class_names"] == ["0", "1"]
+    graphs[7].y[:] = -2
+    with pytest.raises(DataError, match=r"y\[7\] = -2. .* -1 means unknown"):
+        graph_dataset(graphs, "the list of graphs")
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,30 @@ def test_simulate_reads_typed_graphs(
     assert test_nodes("typed-bank", clients=2, partition="uniform", **TYPED) == 8
 
 
+@pytest.mark.parametrize("setting", ["transductive", "edge"])
+def test_only_what_is_predicted_decides_between_classes_and_numbers(
+    tmp_path: Path, setting: str
+) -> None:
+    bank = hetero(typed_bank(0, has_device=True))
+    if setting == "edge":
+        del bank["card"].y
+        bank[PAYS].edge_label = torch.arange(bank[PAYS].num_edges) % 2
+        bank[OWNS].edge_label = torch.rand(bank[OWNS].num_edges)
+        wanted = {"target_relation": "pays", "setting": setting}
+    else:
+        bank["shop"].y = torch.rand(8)
+        wanted = {"target_node": "card"}
+    alone = {"clients": 2, "partition": "uniform", "output_dir": str(tmp_path)}
+    run = simulate("fedavg", bank, **wanted, **alone, **TYPED)
+    assert "accuracy" in (run.best or {})["test"]
+    if setting == "edge":
+        bank[PAYS].edge_label = torch.rand(bank[PAYS].num_edges)
+    else:
+        bank["card"].y = torch.rand(40)
+    run = simulate("fedavg", bank, **wanted, **alone, **TYPED)
+    assert "rmse" in (run.best or {})["test"]
+
+
 def test_a_target_that_the_graph_does_not_have_is_an_error(tmp_path: Path) -> None:
     path = to_npz(hetero(typed_bank(0)), tmp_path / "bank.npz")
     wanted: dict[str, Any] = {"target_node": "shop", "clients": 2}

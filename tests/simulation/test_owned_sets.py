@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from flower_fgl import resume, simulate
+from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.main import app
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.errors import DataError, RunError
@@ -258,7 +260,9 @@ def test_nodes_without_features_need_degrees(tmp_path: Path) -> None:
     assert client.graph.x.argmax(dim=1).tolist() == degrees.clamp(max=3).tolist()
 
 
-def test_the_split_of_a_file_counts_if_the_run_says_so(tmp_path: Path) -> None:
+def test_the_split_of_a_file_counts_if_the_run_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = ["train", "val", "test"] * 4
     rows = [f"g{k},{'xy'[k % 2]},{part}" for k, part in enumerate(parts)]
     folder = write_tables(
@@ -269,15 +273,29 @@ def test_the_split_of_a_file_counts_if_the_run_says_so(tmp_path: Path) -> None:
     )
     drawn = client_from_file(folder, parse_config({"setting": "graph"}))
     assert drawn.replaces_split
+    note = 'The split in this file is not used. split = "public" uses it'
+    leak = "; it may test an item that another owner trains on."
+    assert caplog.text.count(f"own: {note}") == 1
+    caplog.clear()
+    other = shutil.copytree(folder, tmp_path / "other")
+    build_owners(parse_config({"setting": "graph", "owners": f"{folder},{other}"}))
+    assert caplog.text.count(note) == 2
+    caplog.clear()
+    build_clients(parse_config({"setting": "graph", "dataset": str(folder)}), 2)
+    assert caplog.text.count(f"own: {note}") == 1
     with pytest.raises(
         RunError, match="set split = public in the run, or the data owner"
     ):
         run_owners([{"graph": str(folder)}] * 2, tmp_path / "run", **GRAPH)
     assert dict(drawn.drawn_from)["split-by"] == "id"
+    caplog.clear()
+    assert inspect_graph(folder, {"setting": "graph"}).notes.count(f"{note}{leak}") == 1
+    assert note not in caplog.text  # it is in the report
     own = client_from_file(
         folder, parse_config({"setting": "graph", "split": "public"})
     )
     assert not own.replaces_split
+    assert note not in caplog.text
     assert own.node_ids.tolist() == [0, 3, 6, 9]
     assert dict(own.drawn_from) == {"setting": "graph"}
 

@@ -35,8 +35,8 @@ from flower_fgl.core.settings import (
     has_targets,
     is_file,
     listed_names,
+    read_given,
     read_num_neighbors,
-    read_numbers,
 )
 from flower_fgl.core.targets import CLASSES, EDGE, LABELS, LINK, NUMBERS, read_time_cuts
 
@@ -389,19 +389,25 @@ def _given_scale(s: GeneralSettings) -> Reasons:
     texts = {"target-mean": s.target_mean, "target-std": s.target_std}
     refuse(
         {
-            f'With target-scale = "given", {key} must be finite numbers, one for each '
-            f'target and separated by commas as in "-3.1,2.4", got "{text}".': (
-                _is_odd(read_numbers, text)
-            )
+            f'With target-scale = "given", {key} must be a finite number as in "-3.1", or '
+            'one for each of several targets with its name as in "weight=1000,length=3", '
+            f'got "{text}".': _is_odd(read_given, text)
             for key, text in texts.items()
         }
     )
-    means, stds = map(read_numbers, texts.values())
+    means, stds = map(read_given, texts.values())
     return {
-        f"target-std must be above 0, got {s.target_std}.": min(stds) <= 0,
-        f"target-mean has {len(means)} numbers, but target-std has {len(stds)}: give "
-        "one of each for every target.": len(means) != len(stds),
+        f"target-std must be above 0, got {s.target_std}.": min(stds.values()) <= 0,
+        f"target-mean has {_listed(means)}, but target-std has {_listed(stds)}. Give one "
+        "of each for every target.": means.keys() != stds.keys(),
     }
+
+
+def _listed(given: Mapping[str, float]) -> str:
+    """Return the names of targets with a given number, for a message."""
+    return (
+        "a number without a name" if "" in given else f"numbers of {', '.join(given)}"
+    )
 
 
 def _neighbors(s: GeneralSettings) -> Reasons:

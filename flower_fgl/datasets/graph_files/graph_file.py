@@ -201,8 +201,9 @@ def _owned(
     names, notes = (
         tuple(arrays.get(k, np.empty(0)).tolist()) for k in ("names", "notes")
     )
+    has_ids = bool(names) or "node_ids" in arrays
     return LocalGraphFile(
-        dataset, node_ids, evaluation, names, scaling, outside, notes, prepared
+        dataset, node_ids, evaluation, names, scaling, outside, notes, prepared, has_ids
     )
 
 

@@ -97,7 +97,8 @@ class LocalGraphFile:
 
     The ``masks`` of ``dataset`` hold the file's split and are empty without one.
     ``node_ids`` (N,), int64, are the owner's node numbers, ascending; 0..N-1 if the file
-    has none; ``names`` the owner's N node ids if they are text. ``evaluation`` are
+    has none; ``names`` the owner's N node ids if they are text. ``has_ids`` is false if the
+    file has neither, so that nodes have only their row numbers. ``evaluation`` are
     additional graphs for evaluation only. ``scaling`` is the normalization of the
     features before they were written, ``None`` for raw features, and ``outside`` the
     edges to nodes of other data owners, ``None`` without a table of them. ``notes`` are
@@ -113,6 +114,7 @@ class LocalGraphFile:
     outside: OutsideEdges | None = None
     notes: tuple[str, ...] = ()
     prepared: str = ""
+    has_ids: bool = True
 
     @property
     def ids(self) -> Array:

@@ -27,14 +27,16 @@ EDGE_ROWS |= {f"edge_{part}_mask" for part in PARTS}
 """Arrays with a row for each edge."""
 
 
-def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
+def save_client_graph(
+    path: str | os.PathLike[str], client: ClientGraph, *, has_ids: bool = True
+) -> None:
     """Write one client's graph or graphs as a data owner's ``.npz`` file, atomically.
 
     :func:`load_graph_file` restores a graph exactly, except for ``partition_id``, which the
     caller then sets. Of sets of graphs the file holds the training, validation and test
     graphs, in this order, and their split; :func:`load_graph_set` reads it. The folder
     must exist; an OSError leaves an existing file unchanged. A DataError names masks that
-    graph files do not support.
+    graph files do not support. Without ``has_ids`` nodes have row numbers, no identifiers.
     """
     names = {name for g in client.graphs for name in g.masks}
     if not names <= set(MASKS):
@@ -42,19 +44,20 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
             f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
             f"a graph file supports {', '.join(MASKS)}. Rename or remove the others."
         )
-    arrays = client_arrays(client)
+    arrays = client_arrays(client, has_ids=has_ids)
     with replacing(Path(path)) as file:
         np.savez(file, **arrays)
 
 
-def client_arrays(client: ClientGraph) -> dict[str, Any]:
-    """Return the arrays of a client's file."""
+def client_arrays(client: ClientGraph, *, has_ids: bool = True) -> dict[str, Any]:
+    """Return the arrays of a client's file, see :func:`save_client_graph`."""
     if client.graph.batch is not None:
         return _set_arrays(client)
     arrays = graph_arrays(client.graph)
     if client.target.names != ("",) or client.edges is None:
         arrays |= _declared(client.target, client.graph.y, client.graph.targets)
-    arrays["node_ids"] = client.node_ids.numpy()
+    if has_ids:
+        arrays["node_ids"] = client.node_ids.numpy()
     if client.outside is not None:
         ends = torch.stack([client.outside.own, client.outside.other], dim=1)
         arrays["outside_edges"] = ends.numpy()

@@ -39,13 +39,16 @@ from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import narrow_csr
 
 __all__ = [
+    "MAY_LEAK",
     "SET_SPLIT",
+    "UNUSED_SPLIT",
     "PartKeys",
     "client_from_set",
     "cut_graph_clients",
     "degree_names",
     "leaks",
     "part_keys",
+    "replaces_split",
     "split_keys",
     "split_rule",
     "split_set",
@@ -55,6 +58,11 @@ __all__ = [
 
 SET_SPLIT = "80/10/10"
 """Default split of an owner's set of graphs."""
+MAY_LEAK = "may test an item that another owner trains on"
+UNUSED_SPLIT = (
+    f'The split in this file is not used. split = "{PUBLIC}" uses it; it {MAY_LEAK}.'
+)
+"""Note on a set with a split that a drawn one replaces."""
 
 
 def node_degrees(dataset: GraphDataset) -> Tensor:
@@ -203,7 +211,6 @@ def client_from_set(
             "of each node."
         )
     masks, drawn_from = split_set(owned, config)
-    is_drawn = "partition-seed" in dict(drawn_from)
     for name, what in (("train", "training"), ("test", "test")):
         if not bool(masks[name].any()):
             log.warning(
@@ -217,7 +224,7 @@ def client_from_set(
         client,
         scaling=owned.scaling,
         drawn_from=drawn_from,
-        replaces_split=is_drawn and bool(dataset.masks),
+        replaces_split=replaces_split(dataset, drawn_from),
         prepared=owned.prepared,
     )
     return scale_owned(finish_messages(client, config), config)
@@ -296,6 +303,16 @@ def split_set(
     keys = None if rule == "random" else split_keys(owned, rule)
     masks = draw_split(dataset.y, dataset.targets, fractions, seed=seed, keys=keys)
     return masks, tuple(drawn.items())
+
+
+def replaces_split(
+    dataset: GraphDataset, drawn_from: Sequence[tuple[str, Scalar]]
+) -> bool:
+    """Return whether a drawn split replaces that of the file, of which the log warns."""
+    is_replaced = "partition-seed" in dict(drawn_from) and bool(dataset.masks)
+    if is_replaced:
+        log.warning("%s: %s", dataset.name, UNUSED_SPLIT)
+    return is_replaced
 
 
 def _own_split(

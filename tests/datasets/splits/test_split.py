@@ -8,7 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.data import Data
 
+from flower_fgl import simulate, to_npz
+from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.targets import Target
 from flower_fgl.datasets.build import build_clients
@@ -305,3 +308,28 @@ def test_owners_with_the_same_ids_split_them_alike(
                 item = tuple(sorted(names[int(end)] for end in ends))
                 assert parts.setdefault(item, name) == name
     assert set(parts.values()) == {"train", "val", "test"}
+
+
+@pytest.mark.parametrize("setting", ["transductive", "edge", "link"])
+def test_a_file_without_ids_is_not_split_by_them(setting: str, tmp_path: Path) -> None:
+    pairs = torch.stack([torch.arange(30), (torch.arange(30) + 1) % 30])
+    y = torch.arange(30) % 2
+    data = Data(x=torch.eye(30), edge_index=pairs, y=y, edge_label=y)
+    path = to_npz(data, tmp_path / "a.npz")
+    values = {"setting": setting, "split-by": "id"}
+    message = "needs an identifier of each node.* a has none. Add node_ids"
+    with pytest.raises(DataError, match=message):
+        client_from_file(path, parse_config(values))
+    with pytest.raises(DataError, match="identifier of each node"):
+        simulate("fedavg", [data, data], setting=setting, split_by="id")
+    (problem,) = inspect_graph(path, values).problems
+    assert "identifier of each node" in problem
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **arrays, node_ids=np.arange(30) * 7)
+    masks = client_from_file(path, parse_config(values)).graph.masks
+    assert any(mask.any() for mask in masks.values())
+    if setting == "transductive":
+        keys = [str(7 * number) for number in range(30)]
+        due = keyed_split(keys, y >= 0, parse_split("20/40/40"), seed=42)
+        assert all(torch.equal(masks[name], due[name]) for name in due)

@@ -18,6 +18,7 @@ from flower_fgl.client_apps.runtime import target_scaling
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.core.settings import read_given
 from flower_fgl.core.target_scale import Moments, moments
 from flower_fgl.protocols.exchanges import (
     SCALE,
@@ -99,7 +100,11 @@ def test_a_shift_of_all_numbers_changes_no_loss_and_moves_the_scale(
         ({"target_scale": "own"}, None, None, "lost"),
         ({"target_scale": "none"}, [0.0, 0.0], [1.0, 1.0], "none"),
         (
-            {"target_scale": "given", "target_mean": "3,3.5", "target_std": "2,1"},
+            {  # in another order than the names of the run, logP and logS
+                "target_scale": "given",
+                "target_mean": "logS=3.5, logP=3",
+                "target_std": "logP=2,logS=1",
+            },
             [3.0, 3.5],
             [2.0, 1.0],
             "kept",
@@ -226,17 +231,24 @@ def test_values_of_too_few_items_are_not_sent(tmp_path: Path) -> None:
         ),
         (
             {"target_scale": "given", "target_mean": 1.5},
-            'With target-scale = "given", target-std must be finite numbers, one for each '
-            'target and separated by commas as in "-3.1,2.4", got "".',
+            'With target-scale = "given", target-std must be a finite number as in "-3.1", '
+            "or one for each of several targets with its name as in "
+            '"weight=1000,length=3", got "".',
+        ),
+        (
+            {"target_scale": "given", "target_mean": "1,2", "target_std": "3,4"},
+            'With target-scale = "given", target-mean must be a finite number as in '
+            '"-3.1", or one for each of several targets with its name as in '
+            '"weight=1000,length=3", got "1,2".',
         ),
         (
             {"target_scale": "given", "target_mean": 1.5, "target_std": 0},
             "target-std must be above 0, got 0.",
         ),
         (
-            {"target_scale": "given", "target_mean": "1,2", "target_std": 1},
-            "target-mean has 2 numbers, but target-std has 1: give one of each for every "
-            "target.",
+            {"target_scale": "given", "target_mean": "a=1,b=2", "target_std": 1},
+            "target-mean has numbers of a, b, but target-std has a number without a name. "
+            "Give one of each for every target.",
         ),
         (
             {"target_kind": "classes", "loss": "huber"},
@@ -262,14 +274,41 @@ def test_settings_that_contradict_the_target_are_refused(
     assert str(caught.value) == text
 
 
-def test_a_given_scale_has_one_number_for_each_target(tmp_path: Path) -> None:
-    given = {"target_scale": "given", "target_mean": 1.5, "target_std": 2}
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [(1.5, 2), ("logP=1.5", "logP=2"), ("logP=1,logs=2", "logP=1,logs=2")],
+)
+def test_a_given_scale_has_one_number_for_each_target(
+    mean: Any, std: Any, tmp_path: Path
+) -> None:
+    given = {"target_scale": "given", "target_mean": mean, "target_std": std}
     with pytest.raises(RunError) as caught:
         run_owners(number_files(tmp_path), tmp_path / "run", **FILE, **given)
     assert str(caught.value) == (
-        "target-mean and target-std must have one number for each target, in this order: "
-        "logP, logS. They have 1, but the run has 2 targets."
+        "target-mean and target-std must have one number for each target, with its name: "
+        f"logP=…,logS=…. Got target-mean = {mean}."
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("-3.1", {"": -3.1}),
+        ("a=1", {"a": 1.0}),
+        (" b = 2, a=-1e3", {"b": 2.0, "a": -1000.0}),
+        ('"a,b=3",p=q=2', {"a,b": 3.0, "p=q": 2.0}),
+        *(
+            (odd, None)
+            for odd in ("", "1,2", "a=1,2", "a=1,a=2", "a=inf", "a=", "a=1\nb=2")
+        ),
+    ],
+)
+def test_numbers_of_targets_are_read_by_name(text: str, found: Any) -> None:
+    if found is None:
+        with pytest.raises(ValueError):  # noqa: PT011 - the rules name the setting
+            read_given(text)
+    else:
+        assert read_given(text) == found
 
 
 @pytest.mark.parametrize(
