@@ -181,7 +181,7 @@ def build_clients(
     """Load a dataset, partition and split it, and build the graphs of K clients.
 
     The SHA-256 of the partition, its sparsity, its few-shot sample and its target follows,
-    of a user's file also that of labels and split, and the number of undirected edges of
+    of a user's own data also that of labels and split, and the number of undirected edges of
     the partitioned graph, or of all graphs.
     """
     dataset = load_dataset(config)
@@ -223,7 +223,7 @@ def build_clients(
         sha256 = links_sha256(sha256, clients)
     if has_targets(config) or config.predicts_numbers:
         sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
-    if of_file:  # it may be written anew with another split
+    if not is_published:  # it may be written anew with another split
         sha256 = _scored_sha256(sha256, clients)
     is_dense = can_standardize(dataset.x)
     clients = [scale_raw(client, config, is_dense=is_dense) for client in clients]
