@@ -181,8 +181,8 @@ def build_clients(
     """Load a dataset, partition and split it, and build the graphs of K clients.
 
     The SHA-256 of the partition, its sparsity, its few-shot sample and its target follows,
-    of a user's own data also that of labels and split, and the number of undirected edges of
-    the partitioned graph, or of all graphs.
+    of a user's own data also that of labels and split, and the number of undirected edges
+    of the partitioned graph, or of all graphs.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, OwnedSet):
