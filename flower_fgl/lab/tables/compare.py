@@ -442,13 +442,18 @@ def one_metric(metrics: Iterable[str]) -> str:
 COMPARED = {
     subject: tuple(keys.split())
     for subject, keys in {
-        "backbone": "model hidden-channels num-layers dropout readout link-decoder",
+        "backbone": """model hidden-channels num-layers dropout readout link-decoder
+            edge-direction num-bases node-embedding reverse-relations schema-align""",
         "features": "feature-norm graph-features link-features types",
         "optimizer": """optimizer lr optimizer-state batch-size num-neighbors
-            clip-gradient loss class-weights""",
+            clip-gradient loss huber-delta target-weight class-weights""",
         "weight decay": "weight-decay",
         "training": """initial-model rounds round-patience local-epochs check-every
-            patience participation participants""",
+            patience participation participants weight-by aggregation trimmed-share
+            krum-attackers krum-keep norm-bound server-optimizer server-lr server-momentum
+            server-beta2 server-tau server-moments""",
+        "protection": """upload-clip upload-noise upload-noise-model min-class-count
+            min-target-count share-class-counts share-target-statistics""",
         "evaluation": """evaluate evaluate-every eval-policy final-local-epochs
             absent-classes target-scale link-k precision-k positive-class""",
     }.items()

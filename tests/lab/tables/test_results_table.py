@@ -445,13 +445,21 @@ def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
             {"initial-model": "run"},
             'training: initial-model is "" (local), run (good)',
         ),
+        (
+            {"aggregation": "krum"},
+            "training: aggregation is mean (local), krum (good)",
+        ),
+        (
+            {"upload-noise": 1.0},
+            "protection: upload-noise is 0 (local), 1 (good)",
+        ),
     ],
 )
 def test_unequal_defaults_are_a_warning(
     settings: dict[str, object], warning: str
 ) -> None:
     defaults = {"link-k": 10, "participation": 1.0, "initial-model": ""}
-    defaults["target-scale"] = "shared"
+    defaults |= {"target-scale": "shared", "aggregation": "mean", "upload-noise": 0.0}
     cells = [
         make_row("local", LOCAL, settings=defaults),
         make_row("good", GOOD, settings=defaults | settings),
