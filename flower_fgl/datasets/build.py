@@ -234,16 +234,17 @@ def _scored_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
     """Hash the SHA-256 of a partition, and what its clients train on and score."""
     digest = hashlib.sha256(partition.encode())
     for graph in (g for client in clients for g in client.graphs):
-        held = {
-            "y": graph.y,
-            "targets": graph.targets,
-            **dict(sorted(graph.masks.items())),
-        }
-        for name, tensor in held.items():
-            if tensor is not None:
-                digest.update(f"{name} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.contiguous().numpy().tobytes())
+        masks = dict(sorted(graph.masks.items()))
+        hash_tensors(digest, {"y": graph.y, "targets": graph.targets, **masks})
     return digest.hexdigest()
+
+
+def hash_tensors(digest: Any, tensors: Mapping[str, Tensor | None]) -> None:
+    """Add tensors with their names and shapes to a hash of :mod:`hashlib`."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            digest.update(f"{name} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
 
 
 def _build_graphs(

@@ -42,7 +42,7 @@ from flower_fgl.core.held_kind import (
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import TARGETS, listed_names, needs_classes
 from flower_fgl.core.targets import CLASSES, agree_targets, targets_apart
-from flower_fgl.datasets.build import check_task, default_split
+from flower_fgl.datasets.build import check_task, default_split, hash_tensors
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
 from flower_fgl.datasets.graph_files.graph_set import OwnedSet, load_graph_set
@@ -429,8 +429,5 @@ def _sha256(clients: Sequence[ClientGraph]) -> str:
             }
             if (messages := graph.messages) is not None:
                 parts |= {"index": messages.index, "edge_x": messages.x}
-            for name, tensor in parts.items():
-                if tensor is not None:
-                    digest.update(f"{name} {tuple(tensor.shape)}".encode())
-                    digest.update(tensor.contiguous().numpy().tobytes())
+            hash_tensors(digest, parts)
     return digest.hexdigest()

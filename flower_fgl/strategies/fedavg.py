@@ -166,7 +166,7 @@ class FedAvg(FglStrategy):
                 f"{card.num_features} features, outputs {', '.join(card.target.names)}). "
                 "Use its settings and data of the same kind, or another model."
             )
-        self.warn_of_other_split(Path(place).expanduser())
+        self.warn_of_other_split(Path(place))
         model.load_state_dict(saved.model.state_dict())
 
     def warn_of_other_split(self, place: Path) -> None:
@@ -178,7 +178,8 @@ class FedAvg(FglStrategy):
         config, keys = self.config, ("partition-seed", "split", "split-by")
         if config.owners or run.summary["dataset"] != config.dataset:
             return  # owners' files may have a split of their own
-        own = {key: config.flat()[key] for key in keys}
+        flat = config.flat()
+        own = {key: flat[key] for key in keys}
         is_same = all(run.config.get(key, value) == value for key, value in own.items())
         hashes = {run.summary.get("partition_sha256"), self.federation.partition_sha256}
         if not is_same or len(hashes) > 1:

@@ -345,15 +345,12 @@ def own_settings(run: RunFolder) -> dict[str, Any]:
 
 def settings_of_each(runs: Iterable[RunFolder]) -> list[dict[str, Any]]:
     """Return :func:`own_settings` of runs; ``{draw}`` in ``owners`` counts as one value."""
-    found = list(runs)
-    settings = [own_settings(run) for run in found]
-    same: dict[str, set[str]] = {}
-    for run, own in zip(found, settings, strict=True):
-        same.setdefault(_of_any_draw(run), set()).add(str(own.get("owners", "")))
-    for run, own in zip(found, settings, strict=True):
-        if len(same[text := _of_any_draw(run)]) > 1:
-            own["owners"] = text
-    return settings
+    settings = [(_of_any_draw(run), own_settings(run)) for run in runs]
+    for text, same in grouped(settings, lambda pair: pair[0]).items():
+        if len({own.get("owners") for _, own in same}) > 1:
+            for _, own in same:
+                own["owners"] = text
+    return [own for _, own in settings]
 
 
 def _of_any_draw(run: RunFolder) -> str:

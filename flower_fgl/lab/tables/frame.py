@@ -83,7 +83,7 @@ def place_of(run: RunFolder) -> tuple[Any, ...]:
     held = (run.summary["dataset"], run.summary["clients"])
     keys = [key for key in PLACE if key not in ("dataset", "clients")]
     own = str(run.config.get(str(run.summary["dataset"]), ""))  # of synthetic graphs
-    return (*held, *(run.config.get(key, EARLIER.get(key)) for key in keys), own)
+    return (*held, *map({**EARLIER, **run.config}.get, keys), own)
 
 
 class Scores:

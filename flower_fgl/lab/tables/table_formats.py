@@ -213,12 +213,12 @@ def _facts(table: ResultsTable, layout: str) -> list[str]:
         )
     pooled = {
         column
-        for block in table.blocks
+        for block in (table.blocks if layout == "full" else ())
         for line in block.lines
         for column in SETTING_COLUMNS
         if column != "test_masked" and line.cell.pooled(line.model, column)
     }
-    if layout == "full" and pooled:
+    if pooled:
         notes.append(
             "Pooled: accuracy over the nodes of all draws together, their number, and the "
             f"{100 * (1 - LEVEL):.0f} % binomial interval (Wilson), as if all nodes were "
