@@ -21,6 +21,7 @@ from flower_fgl.nn.typed import unheld_names
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.run import RunFolder
 from flower_fgl.strategies.aggregation import (
     mean_of_holders,
@@ -171,8 +172,8 @@ class FedAvg(FglStrategy):
 
     def warn_of_other_split(self, place: Path) -> None:
         """Warn if ``initial-model`` is of a run on the same data, split otherwise."""
-        try:
-            run = RunFolder.load(place)
+        try:  # the file of the model stands for its folder
+            run = RunFolder.load(place.parent if place.name == MODEL else place)
         except RunError:  # the model folder of a data owner
             return
         config, keys = self.config, ("partition-seed", "split", "split-by")
